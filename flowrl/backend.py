@@ -1,0 +1,225 @@
+"""The contract between the runtime and whatever runs a model: the only seam between the two.
+
+The runtime makes one `Backend` a model and rank, by the table in `runtime/registry.py`. A backend knows its ranks, its
+memory and its numerics; it knows nothing of graphs, queues or schedules. All sums that it reports are *unnormalised*: the
+caller divides once, over the whole mini-batch and all data-parallel ranks, so that micro-batch split, padding and dp size
+cannot change a result beyond rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from .rows import Key, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .losses import Loss
+    from .model import Model
+
+StopReason = Literal["eos", "length", "stop_string"]
+Output = Literal["logprobs", "entropy", "values", "scores"]
+
+
+class Sum(NamedTuple):
+    """A metric as a sum and the weight that it is to be divided by; the two add up over micro-batches and ranks."""
+
+    total: float
+    weight: float
+
+    @property
+    def mean(self) -> float:
+        """``total / weight``; nan when nothing was counted."""
+        return self.total / self.weight if self.weight else float("nan")
+
+    def __add__(self, other: object) -> Sum:
+        assert isinstance(other, tuple)
+        return Sum(self.total + other[0], self.weight + other[1])
+
+
+Metrics = dict[str, Sum]
+"""By name. A plain number is ``Sum(value, 1)``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How a rollout samples."""
+
+    n: int = 1
+    """Responses to each prompt."""
+    max_new_tokens: int = 64
+    """Longest response, in tokens; the one that ends a response counts."""
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy."""
+    top_p: float = 1.0
+    """Keep the fewest tokens whose probabilities add up to this."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response once they are part of its text."""
+    ignore_eos: bool = False
+    """Sample to `max_new_tokens` whatever is sampled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What a rollout answers."""
+
+    key: Key
+    """``sample`` is -1."""
+    ids: Sequence[int]
+    """Token ids; special tokens included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """What a model answered, as the engine recorded it; nothing is inferred from text or padding later."""
+
+    key: Key
+    """The prompt's key with the sample's number."""
+    ids: list[int]
+    """[tokens] sampled ids, the end-of-sequence token included when it was sampled."""
+    logprobs: list[float]
+    """[tokens] log-probability of each id at the sampling temperature, over the full vocabulary."""
+    stop: StopReason
+    """Why it ended."""
+    version: int
+    """The weights' version that sampled it."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back; one owner for special tokens."""
+
+    eos_ids: frozenset[int]
+    """Every id that ends a response: the tokenizer's, the configuration's and the generation configuration's."""
+
+    def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a text, or of chat messages through the chat template; never two beginning-of-sequence tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of a response, special tokens left out."""
+        ...
+
+
+class Ranks(Protocol):
+    """Where this process stands in its mesh."""
+
+    rank: int
+    world_size: int
+    dp_rank: int
+    dp_size: int
+
+
+class Backend(Protocol):
+    """One model on one rank."""
+
+    version: int
+    """Version of the weights that are loaded; `step` and `import_weights` change it."""
+    tokenizer: Tokenizer
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Response]:
+        """Answer each prompt `sampling.n` times; yield each response when it ends.
+
+        A response is a function of weights, prompt ids, sampling, `seed` and its key: it does not depend on which others
+        share its batch, nor on their order.
+        """
+        ...
+
+    def forward(self, rows: Rows, outputs: Sequence[Output], temperature: float) -> Rows:
+        """Per-token outputs of the response tokens, without a gradient.
+
+        Args:
+            rows: columns ``prompt_ids`` and ``response_ids``.
+            outputs: which columns to return.
+            temperature: divides the logits before the log-probs.
+
+        Returns:
+            The same keys with one ragged float32 column [response tokens] an output (``scores``: one number a row).
+        """
+        ...
+
+    def backward(self, rows: Rows, loss: Loss, temperature: float, max_tokens: int | None) -> Metrics:
+        """Add the gradient of the loss's unnormalised sum over `rows`.
+
+        Args:
+            rows: ``prompt_ids``, ``response_ids``, ``mask`` and every other column that the loss reads.
+            loss: what to differentiate.
+            temperature: divides the logits before the log-probs.
+            max_tokens: most padded tokens (rows x longest) in one forward pass; None for all rows at once.
+
+        Returns:
+            Sums. ``"denominator"`` holds, as its total, what the loss's aggregation mode divides by for these rows
+            (trained tokens or rows); ``"loss"`` and the rest have their own weights.
+
+        Raises:
+            NodeError: a trained token has a loss that is not finite.
+        """
+        ...
+
+    def step(self, denominator: float) -> Metrics:
+        """Divide the gradients by `denominator`, sum over dp, clip, optimise, forget the gradients.
+
+        Every rank of the mesh calls it together. `denominator` is the sum over the whole mini-batch and all ranks; 0
+        means that nothing was trained: weights and optimizer are left bit-identical. The version does not change here.
+        """
+        ...
+
+    def publish(self, version: int) -> None:
+        """Name the weights as they are now."""
+        ...
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The complete state: canonical (Hugging Face) names, full tensors, tied pairs once."""
+        ...
+
+    def import_weights(self, tensors: Mapping[str, Tensor], version: int) -> str:
+        """Replace the complete state, and return its checksum (`weights_checksum`).
+
+        Raises:
+            BackendError: a name is missing or left over, or a shape or dtype differs; nothing is changed then.
+        """
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write model, optimizer and schedule; every rank calls it."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote; every rank calls it."""
+        ...
+
+
+class BackendFactory(Protocol):
+    """What `runtime/registry.py` holds for each backend name; usually the backend's class."""
+
+    def __call__(self, model: Model, ranks: Ranks, device: str) -> Backend:
+        """Load a model's weights for one rank; `torch.distributed` is set up already when ``world_size > 1``."""
+        ...
+
+    def load_tokenizer(self, source: str) -> Tokenizer:
+        """The tokenizer of a model, without its weights."""
+        ...
+
+    def describe(self, source: str) -> ModelFacts:
+        """What the checks need to know of a model, without loading weights or torch.
+
+        Raises:
+            BackendError: there is no such model here, or the backend's package is not installed.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What a model's configuration file says."""
+
+    max_length: int | None
+    """Longest sequence in tokens; None when the file does not say."""
+    num_heads: int | None
+    num_layers: int | None
+    vocab_size: int | None
