@@ -153,8 +153,9 @@ class Backend(Protocol):
             max_tokens: most padded tokens (rows x longest) in one forward pass; None for all rows at once.
 
         Returns:
-            Sums. ``"denominator"`` holds, as its total, what the loss's aggregation mode divides by for these rows
-            (trained tokens or rows); ``"loss"`` and the rest have their own weights.
+            Sums. The totals of ``"tokens"`` and ``"rows"`` count trained tokens and the rows that have one: over the whole
+            mini-batch they make the denominator (`Loss.denominator`). ``"loss"`` is the unnormalised sum under the weight
+            of its own denominator; ``"kl"``, ``"entropy"`` and the rest are sums over trained tokens.
 
         Raises:
             NodeError: a trained token has a loss that is not finite.

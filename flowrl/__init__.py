@@ -1,0 +1,54 @@
+"""flowrl: reinforcement learning for language models as a dataflow graph.
+
+``import flowrl as fl`` gives the whole language: declare nodes inside a function under `graph`, and run it with
+``flowrl run file.py``. Importing it loads neither torch nor transformers nor zmq.
+"""
+
+from pathlib import Path
+
+# Installed, runtime/, backends/ and graphs/ lie inside this folder (see setup.cfg). In a checkout they stand beside it.
+_checkout = Path(__file__).parent.parent
+if (_checkout / "setup.cfg").is_file():
+    __path__.append(str(_checkout))
+
+from .functions import advantage, node, reward  # noqa: E402
+from .graph import Graph, Node  # noqa: E402
+from .loss import Loss, loss  # noqa: E402
+from .mesh import Mesh  # noqa: E402
+from .model import AdamW, Model  # noqa: E402
+from .nodes import evaluate, filter, logprobs, prompts, rollout, score, update, values  # noqa: E402
+from .stream import Advantages, LogProbs, Metrics, Prompts, Samples, Scores, Stream, Values  # noqa: E402
+from .trace import GraphFunction, graph  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdamW",
+    "Advantages",
+    "Graph",
+    "GraphFunction",
+    "LogProbs",
+    "Loss",
+    "Mesh",
+    "Metrics",
+    "Model",
+    "Node",
+    "Prompts",
+    "Samples",
+    "Scores",
+    "Stream",
+    "Values",
+    "advantage",
+    "evaluate",
+    "filter",
+    "graph",
+    "logprobs",
+    "loss",
+    "node",
+    "prompts",
+    "reward",
+    "rollout",
+    "score",
+    "update",
+    "values",
+]

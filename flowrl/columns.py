@@ -1,0 +1,143 @@
+"""Binding: which column of which node fills a parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .errors import AmbiguousColumn, Location, UnknownColumn, UnknownName, WrongType, did_you_mean
+from .graph import Binding
+from .stream import ANY, Stream
+
+GROUP = "group"
+"""Not a column: functions that see several rows may name it to get [rows] int, equal for rows of one prompt."""
+
+
+def bind(
+    parameters: Sequence[inspect.Parameter],
+    streams: Sequence[Stream],
+    named: Mapping[str, Stream],
+    *,
+    node: str,
+    at: Location,
+    aliases: Mapping[str, str] | None = None,
+) -> tuple[Binding, ...]:
+    """Fill each parameter by the column of its name among the columns that `streams` show.
+
+    Args:
+        parameters: the positional parameters of a node function; one with a default may stay unfilled.
+        streams: the handles that the node was called with.
+        named: handles given by keyword: the parameter gets the one column that the handle's own node writes.
+        node: the node's name, for errors.
+        at: the line of the call.
+        aliases: a second name to look for when a parameter's own is not there.
+
+    Raises:
+        UnknownColumn, AmbiguousColumn: a parameter has no column, or several.
+    """
+    bindings = []
+    for parameter in parameters:
+        name = parameter.name
+        if name == GROUP:
+            continue
+        if name in named:
+            bindings.append(Binding(name, *_only_column(named[name], name, node, at)))
+            continue
+        alias = (aliases or {}).get(name)
+        found = _find(name, streams, node, at) or (_find(alias, streams, node, at) if alias else None)
+        if found:
+            bindings.append(Binding(name, *found))
+        elif parameter.default is parameter.empty:
+            raise _unknown(name, streams, node, at)
+    return tuple(bindings)
+
+
+def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function that are columns."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def settings(function: Callable[..., Any], given: Mapping[str, Any], *, node: str, at: Location) -> dict[str, Any]:
+    """The keyword-only parameters of a function that were given.
+
+    Raises:
+        UnknownName: one is not a setting of this function, or one without a default was not given.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name in given:
+        if name not in known:
+            raise UnknownName(
+                f"node '{node}' has no setting '{name}'",
+                at=at,
+                node=node,
+                found=name,
+                wanted=", ".join([*known, "name", "mesh"]),
+                fix=did_you_mean(name, known) or "a setting is a keyword-only parameter of the node function",
+            )
+    missing = [name for name, p in known.items() if p.default is p.empty and name not in given]
+    if missing:
+        raise UnknownName(f"node '{node}' needs a value for its setting '{missing[0]}'", at=at, node=node)
+    return dict(given)
+
+
+def expect(handle: object, kind: type[Stream], *, node: str, parameter: str, at: Location) -> None:
+    """Refuse a handle of the wrong type.
+
+    Raises:
+        WrongType: `handle` is no `kind`.
+    """
+    if not isinstance(handle, kind):
+        raise WrongType(
+            f"node '{node}' takes {kind.__name__} as its {parameter}",
+            at=at,
+            node=node,
+            found=repr(handle),
+            wanted=f"a handle of type {kind.__name__}",
+            fix="check the order of the arguments" if isinstance(handle, Stream) else None,
+        )
+
+
+def _find(name: str, streams: Sequence[Stream], node: str, at: Location) -> tuple[str, str] | None:
+    sources = {stream.columns[name] for stream in streams if name in stream.columns}
+    if len(sources) > 1:
+        raise AmbiguousColumn(
+            f"node '{node}' reads column '{name}', which several of its streams have",
+            at=at,
+            node=node,
+            found=" and ".join(f"'{source}'" for source in sorted(sources)),
+            wanted="one",
+            fix=f"say which: {name}=HANDLE, or name the parameters apart and give each its handle by keyword",
+        )
+    if not sources:  # a data set whose columns are not known yet may have it
+        sources = {stream.columns[ANY] for stream in streams if ANY in stream.columns}
+    return (next(iter(sources)), name) if sources else None
+
+
+def _only_column(stream: Stream, parameter: str, node: str, at: Location) -> tuple[str, str]:
+    own = [name for name, source in stream.columns.items() if source == stream.node]
+    if parameter in own:
+        return stream.node, parameter
+    if len(own) != 1:
+        raise AmbiguousColumn(
+            f"node '{node}' gets '{parameter}' from node '{stream.node}', which does not write one column",
+            at=at,
+            node=node,
+            found=", ".join(own) or "no column",
+            wanted=f"one column, or one named '{parameter}'",
+        )
+    return stream.node, own[0]
+
+
+def _unknown(name: str, streams: Sequence[Stream], node: str, at: Location) -> UnknownColumn:
+    visible = sorted({column for stream in streams for column in stream.columns})
+    return UnknownColumn(
+        f"node '{node}' reads column '{name}', which no stream that it is given has",
+        at=at,
+        node=node,
+        found=f"columns {', '.join(visible)}" if visible else "no stream",
+        wanted=f"a column '{name}'",
+        fix=did_you_mean(name, visible) or f"pass the handle of the node that writes '{name}'",
+    )

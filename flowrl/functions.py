@@ -1,0 +1,245 @@
+"""`@fl.reward`, `@fl.advantage`, `@fl.node`: a function of the user's as a node.
+
+A decorated function keeps its signature. Called with handles inside a graph function it declares a node; called with
+values it runs. Positional parameters are columns, keyword-only parameters are settings.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+
+from .columns import bind, expect, positional, settings
+from .errors import GraphError, WrongType
+from .graph import FunctionSpec, Node, Per
+from .mesh import Mesh
+from .stream import Advantages, LogProbs, Metrics, Samples, Scores, Stream, Values
+from .trace import caller, tracer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=Stream)
+OnError = Literal["fail", "drop"]
+
+COLUMN_OF: Mapping[type[Stream], str] = {
+    Scores: "scores",
+    Advantages: "advantages",
+    Values: "values",
+    LogProbs: "old_logprobs",
+}
+"""The column that a typed handle carries."""
+
+
+class NodeFunction(Generic[P, R, S]):
+    """A function that is a node. `S` is the handle that it returns inside a graph."""
+
+    def __init__(
+        self, function: Callable[P, R], handle: type[S], outputs: tuple[str, ...], per: Per, options: Mapping[str, Any]
+    ) -> None:
+        self.function = function
+        self.handle = handle
+        self.outputs = outputs
+        self.per = per
+        self.options = options
+        functools.update_wrapper(self, function)
+
+    @overload
+    def __call__(
+        self, samples: Samples, *streams: Stream, name: str | None = None, mesh: Mesh | None = None, **settings: Any
+    ) -> S: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(value, Stream) for value in (*args, *kwargs.values())):
+            return self.function(*args, **kwargs)
+        name, mesh = kwargs.pop("name", None), kwargs.pop("mesh", None)
+        at = caller()
+        node = tracer().add(
+            lambda final: self._node(final, args, kwargs, mesh, at), name=name, default=self.function.__name__.strip("<>")
+        )
+        columns = dict.fromkeys(self.outputs, node.name)
+        return self.handle(node.name, columns, node.gates)
+
+    def spec(self, given: Mapping[str, Any]) -> FunctionSpec:
+        """What a node of this function does, with the given settings."""
+        return FunctionSpec(function=self.function, settings=given, **self.options)
+
+    def _node(self, name: str, streams: tuple[Any, ...], given: dict[str, Any], mesh: Mesh | None, at: Any) -> Node:
+        for stream in streams:
+            expect(stream, Stream, node=name, parameter="input", at=at)
+        if streams:
+            expect(streams[0], Samples, node=name, parameter="first argument", at=at)
+        if mesh is not None and not (isinstance(mesh, Mesh) and mesh.workers):
+            raise WrongType(
+                f"node '{name}' is a function and runs on CPU workers", at=at, node=name, found=str(mesh), wanted="Mesh.cpu(n)"
+            )
+        named = {key: value for key, value in given.items() if isinstance(value, Stream)}
+        spec = self.spec(
+            settings(self.function, {k: v for k, v in given.items() if k not in named}, node=name, at=at)
+        )
+        handles = [*streams, *named.values()]
+        return Node(
+            name=name,
+            spec=spec,
+            per=self.per,
+            bindings=bind(positional(self.function), streams, named, node=name, at=at),
+            gates=gates_of(handles),
+            outputs=self.outputs,
+            at=at,
+            mesh=mesh,
+        )
+
+
+def gates_of(streams: list[Any]) -> tuple[str, ...]:
+    """Every filter that one of the streams has passed, each once."""
+    return tuple(dict.fromkeys(gate for stream in streams for gate in stream.gates))
+
+
+@overload
+def reward(function: Callable[P, R], /) -> NodeFunction[P, R, Scores]: ...
+@overload
+def reward(
+    *,
+    per: Per = "row",
+    timeout: float | None = 60.0,
+    on_error: OnError = "fail",
+    retries: int = 0,
+    max_failure_rate: float = 0.5,
+) -> Callable[[Callable[P, R]], NodeFunction[P, R, Scores]]: ...
+def reward(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    per: Per = "row",
+    timeout: float | None = 60.0,
+    on_error: OnError = "fail",
+    retries: int = 0,
+    max_failure_rate: float = 0.5,
+) -> Any:
+    """Declare a function that scores responses.
+
+    Args:
+        function: takes columns by name and returns a float; with ``per="group"`` or ``per="batch"`` it takes lists and
+            tensors and returns one number a row.
+        per: what one call sees.
+        timeout: seconds that one call may take; None for no limit.
+        on_error: ``"fail"`` ends the run when a call raises, times out or gives no number; ``"drop"`` drops its rows with
+            the reason. A failure is never a score of 0 and never enters a baseline.
+        retries: calls after the first before `on_error` applies.
+        max_failure_rate: with ``"drop"``, the run fails once more than this share of a step's calls has failed.
+    """
+    options = _options("reward", timeout, on_error, retries, max_failure_rate)
+    return _decorate(function, Scores, ("scores",), per, options)
+
+
+@overload
+def advantage(function: Callable[P, R], /) -> NodeFunction[P, R, Advantages]: ...
+@overload
+def advantage(
+    *, per: Per = "group", min_group: int = 1, out: tuple[str, ...] = ("advantages",)
+) -> Callable[[Callable[P, R]], NodeFunction[P, R, Advantages]]: ...
+def advantage(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    per: Per = "group",
+    min_group: int = 1,
+    out: tuple[str, ...] = ("advantages",),
+) -> Any:
+    """Declare an advantage estimator.
+
+    Args:
+        function: takes columns as tensors ([rows], or [rows, tokens] padded at the right) and, when it names it, ``group``
+            ([rows] int); returns [rows] or [rows, tokens].
+        per: ``"group"`` calls it once a prompt, ``"batch"`` once a step.
+        min_group: fewest samples of a prompt that it is defined for; checked before the run.
+        out: the columns that it returns, when there are several.
+    """
+    options = _options("advantage", None, "fail", 0, 0.0) | {"min_group": min_group}
+    return _decorate(function, Advantages, out, per, options)
+
+
+@overload
+def node(
+    *, out: type[S], per: Per = "row", timeout: float | None = None, on_error: OnError = "fail", retries: int = 0
+) -> Callable[[Callable[P, R]], NodeFunction[P, R, S]]: ...
+@overload
+def node(
+    *,
+    out: str | tuple[str, ...],
+    per: Per = "row",
+    timeout: float | None = None,
+    on_error: OnError = "fail",
+    retries: int = 0,
+) -> Callable[[Callable[P, R]], NodeFunction[P, R, Stream]]: ...
+def node(
+    *,
+    out: Any,
+    per: Per = "row",
+    timeout: float | None = None,
+    on_error: OnError = "fail",
+    retries: int = 0,
+    max_failure_rate: float = 0.5,
+) -> Any:
+    """Declare any other function over columns.
+
+    Args:
+        out: what it returns: a handle type (``fl.Scores``), the name of a new column, or several names for a function that
+            returns a tuple. ``fl.Metrics`` is a number, or a dict of numbers, of a whole batch.
+        per: what one call sees: a row (Python values), a group or a batch (lists and tensors).
+        timeout: seconds that one call may take.
+        on_error: ``"fail"`` or ``"drop"``, as for `reward`.
+        retries: calls after the first before `on_error` applies.
+        max_failure_rate: as for `reward`.
+    """
+    if out is Metrics:
+        return lambda f: _decorate(f, Metrics, (), "batch", _options("metric", timeout, on_error, retries, 0.0))
+    handle, outputs = (out, (COLUMN_OF[out],)) if isinstance(out, type) and out in COLUMN_OF else (Stream, _names(out))
+    options = _options("node", timeout, on_error, retries, max_failure_rate)
+    return lambda function: _decorate(function, handle, outputs, per, options)
+
+
+def _names(out: Any) -> tuple[str, ...]:
+    names = (out,) if isinstance(out, str) else out
+    if not isinstance(names, tuple) or not names or not all(isinstance(n, str) and n.isidentifier() for n in names):
+        raise WrongType(
+            "a node's out= names no column", at=caller(), found=repr(out), wanted="fl.Scores, 'column' or ('a', 'b')"
+        )
+    return names
+
+
+def _options(role: str, timeout: float | None, on_error: str, retries: int, rate: float) -> dict[str, Any]:
+    if on_error not in ("fail", "drop"):
+        raise WrongType("on_error has an unknown policy", at=caller(), found=repr(on_error), wanted="'fail' or 'drop'")
+    if timeout is not None and not timeout > 0:
+        raise WrongType("a timeout is no time", at=caller(), found=timeout, wanted="seconds > 0, or None")
+    return {"role": role, "timeout_s": timeout, "on_error": on_error, "retries": retries, "max_failure_rate": rate}
+
+
+def _decorate(
+    function: Callable[..., Any] | None, handle: type[Stream], outputs: tuple[str, ...], per: Per, options: dict[str, Any]
+) -> Any:
+    if per not in ("row", "group", "batch"):
+        raise WrongType("per= has an unknown value", at=caller(), found=repr(per), wanted="'row', 'group' or 'batch'")
+
+    def wrap(f: Callable[..., Any]) -> NodeFunction[Any, Any, Any]:
+        if not callable(f):
+            raise GraphError("a decorator of flowrl is called on what is no function", at=caller(), found=repr(f))
+        if not hasattr(f, "__name__"):  # functools.partial, callable objects
+            f = cast("Callable[..., Any]", _named(f))
+        return NodeFunction(f, handle, outputs, per, options)
+
+    return wrap if function is None else wrap(function)
+
+
+def _named(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A callable without a name (a partial, an object with ``__call__``) under the name of what it wraps."""
+    inner = getattr(f, "func", None)
+
+    @functools.wraps(f, assigned=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    call.__name__ = getattr(inner, "__name__", type(f).__name__)
+    return call

@@ -1,0 +1,245 @@
+"""The graph: nodes under names, and between them the columns that flow.
+
+A `Graph` is a `networkx.MultiDiGraph` with a name and the parameters it was traced with: node attribute ``node`` holds a
+`Node`; each edge is one column (its key), and carries ``kind``:
+
+* ``column``: the reader binds that column,
+* ``gate``: a filter decides which rows the reader sees,
+* ``version``: the one back edge, from an update to what reads its model; ``tokens`` is the staleness.
+
+What a node does is its `spec`, one frozen record a kind. A `Node` holds no process, socket or tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from .backend import Output, Sampling
+from .errors import Location
+from .loss import Loss
+from .mesh import Mesh
+from .model import Model
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Per = Literal["row", "group", "batch"]
+"""What one call of a node function sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A parameter of a node and the column that fills it."""
+
+    parameter: str
+    source: str
+    """Name of the node that writes the column."""
+    column: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptsSpec:
+    """`fl.prompts`: rows of a data source."""
+
+    source: Any
+    batch: int
+    """Prompts a step."""
+    shuffle: bool
+    seed: int
+    column: str
+    """Data set column that holds the prompt: text, or a list of chat messages."""
+    max_prompt_tokens: int | None
+    on_too_long: Literal["error", "drop", "left"]
+    on_missing: Literal["error", "drop"]
+    last: Literal["drop", "short", "wrap"]
+    epochs: int | None
+    model: Model | None = None
+    """The model whose tokenizer makes ``prompt_ids``: that of the first rollout that reads these prompts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutSpec:
+    """`fl.rollout`: responses of one model."""
+
+    sampling: Sampling
+    staleness: int
+    """How many versions older than the trainer's a response may start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardSpec:
+    """`fl.logprobs`, `fl.values`, `fl.score`: a forward pass without a gradient."""
+
+    output: Output
+    temperature: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FunctionSpec:
+    """`@fl.reward`, `@fl.advantage`, `@fl.node`: a function over columns."""
+
+    function: Callable[..., Any]
+    settings: Mapping[str, Any]
+    timeout_s: float | None
+    """Longest that one call may take."""
+    on_error: Literal["fail", "drop"]
+    """What a call that raises, times out or gives no number does to its rows."""
+    retries: int
+    """Calls after the first before `on_error` applies."""
+    max_failure_rate: float
+    """The run fails once more than this share of a step's calls has failed."""
+    role: Literal["reward", "advantage", "node", "metric"]
+    min_group: int = 1
+    """Fewest samples of a prompt that the function is defined for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilterSpec:
+    """`fl.filter`: drops rows or whole groups."""
+
+    keep: Callable[..., Any]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateSpec:
+    """`fl.update`: trains a model and publishes a version."""
+
+    loss: Loss
+    batch: int | None
+    """Prompts that one version consumes; None is one step's."""
+    minibatches: int
+    """Optimizer steps that an epoch over the batch is split into."""
+    epochs: int
+    """Passes over the batch."""
+    max_tokens: int | None
+    """Most padded tokens of one forward and backward pass; None takes a rank's whole share."""
+    clip_grad: float | None
+    """Largest global gradient norm."""
+    temperature: float
+    """Of the rollout that made the samples: the trainer divides its logits by the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateSpec:
+    """`fl.evaluate`: scores one pinned version on held-out prompts."""
+
+    score: FunctionSpec
+    every: int
+    """Versions between two evaluations."""
+    sampling: Sampling
+
+
+Spec = PromptsSpec | RolloutSpec | ForwardSpec | FunctionSpec | FilterSpec | UpdateSpec | EvaluateSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Node:
+    """One declared node."""
+
+    name: str
+    spec: Spec
+    per: Per
+    bindings: tuple[Binding, ...]
+    gates: tuple[str, ...]
+    """Filters that each of its rows has passed."""
+    outputs: tuple[str, ...]
+    """Columns that it writes; a filter and an update write none."""
+    at: Location
+    model: Model | None = None
+    mesh: Mesh | None = None
+    """Where it runs: its model's mesh, or CPU workers; None is the host process."""
+
+    @property
+    def kind(self) -> str:
+        """``prompts``, ``rollout``, ``forward``, ``reward``, ``advantage``, ``node``, ``metric``, ``filter``, ``update``
+        or ``evaluate``."""
+        return self.spec.role if isinstance(self.spec, FunctionSpec) else type(self.spec).__name__[:-4].lower()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the nodes that it waits for, each once."""
+        return tuple(dict.fromkeys([*(binding.source for binding in self.bindings), *self.gates]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Nodes and the columns between them."""
+
+    name: str
+    digraph: nx.MultiDiGraph[str]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What the graph function was called with, defaults filled in."""
+    doc: str = ""
+    at: Location | None = None
+
+    @classmethod
+    def build(
+        cls,
+        name: str,
+        nodes: Iterable[Node],
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        doc: str = "",
+        at: Location | None = None,
+    ) -> Graph:
+        """Join nodes by their bindings. Names must differ (the tracer sees to that)."""
+        import networkx as nx
+
+        digraph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=name)
+        nodes = list(nodes)
+        for node in nodes:
+            digraph.add_node(node.name, node=node)
+        for node in nodes:
+            for binding in node.bindings:
+                digraph.add_edge(binding.source, node.name, key=binding.column, kind="column")
+            for gate in node.gates:
+                digraph.add_edge(gate, node.name, key="rows", kind="gate")
+        for update in (node for node in nodes if isinstance(node.spec, UpdateSpec)):
+            for reader in nodes:
+                if reader is not update and reader.model is update.model:
+                    tokens = reader.spec.staleness if isinstance(reader.spec, RolloutSpec) else 0
+                    digraph.add_edge(update.name, reader.name, key="version", kind="version", tokens=tokens)
+        return cls(name, digraph, parameters or {}, doc, at)
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """By name, in the order of declaration. A binding to a node that was never declared has no entry."""
+        attributes = self.digraph.nodes(data=True)
+        return {name: data["node"] for name, data in attributes if "node" in data}
+
+    def __getitem__(self, name: str) -> Node:
+        node: Node = self.digraph.nodes[name]["node"]
+        return node
+
+    @property
+    def rows_graph(self) -> nx.MultiDiGraph[str]:
+        """The graph without its version edges: what must have no cycle."""
+        import networkx as nx
+
+        forward = nx.MultiDiGraph()
+        forward.add_nodes_from(self.digraph.nodes(data=True))
+        edges = self.digraph.edges(keys=True, data=True)
+        forward.add_edges_from((a, b, key, data) for a, b, key, data in edges if data["kind"] != "version")
+        return forward
+
+    def readers(self, name: str) -> list[Node]:
+        """Nodes that bind a column of `name` or are gated by it."""
+        return [node for node in self.nodes.values() if name in node.sources]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of names, kinds, bindings and placement: two processes that traced one file must agree on it."""
+        digest = hashlib.sha256()
+        for node in self.nodes.values():
+            model = (node.model.name, node.model.source, node.model.backend) if node.model else None
+            digest.update(repr((node.name, node.kind, node.per, node.bindings, node.gates, model, str(node.mesh))).encode())
+        return digest.hexdigest()[:16]
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """By name."""
+        return {node.model.name: node.model for node in self.nodes.values() if node.model is not None}

@@ -1,0 +1,179 @@
+"""Tracing: running a graph function once, with handles for values, to learn its nodes."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Generic, ParamSpec
+
+from .errors import GraphError, Location, NameConflict, UnknownName, did_you_mean
+from .graph import Graph, Node, PromptsSpec
+from .mesh import Mesh
+from .model import Model
+
+P = ParamSpec("P")
+
+RESERVED = frozenset({"record", "sync", "host", "scheduler", "all"})
+"""Names that the runtime gives to its own parts."""
+
+_tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("flowrl_tracer", default=None)
+
+
+class Tracer:
+    """Collects the nodes of one graph function while it runs."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.models: dict[str, Model] = {}
+
+    def add(self, make: Callable[[str], Node], *, name: str | None, default: str) -> Node:
+        """Add the node that `make` builds under its final name.
+
+        A name that was asked for must be free; a default one gets the suffix ``_2``, ``_3``, ... in order of declaration.
+        """
+        node = make(self._free_name(name, default))
+        if node.model is not None:
+            self._know(node.model, node.at)
+        self.nodes[node.name] = node
+        return node
+
+    def read_by(self, prompts: str, model: Model) -> None:
+        """Let a prompts node use the tokenizer of the first model that reads it."""
+        node = self.nodes[prompts]
+        if isinstance(node.spec, PromptsSpec) and node.spec.model is None:
+            self.nodes[prompts] = replace(node, spec=replace(node.spec, model=model))
+
+    def _free_name(self, name: str | None, default: str) -> str:
+        at = caller()
+        if name is None:
+            taken = {*self.nodes, *RESERVED}
+            numbered = (default if i == 1 else f"{default}_{i}" for i in range(1, len(taken) + 2))
+            return next(candidate for candidate in numbered if candidate not in taken)
+        if not isinstance(name, str) or not name.isidentifier():
+            raise GraphError("a node's name is no identifier", at=at, found=repr(name), wanted="letters, digits and _")
+        if name in RESERVED:
+            raise NameConflict(f"node name '{name}' is reserved for the runtime", at=at, fix="choose another name")
+        if name in self.nodes:
+            first = self.nodes[name].at
+            raise NameConflict(
+                f"two nodes are named '{name}'",
+                at=at,
+                node=name,
+                found=f"{first} and {at}",
+                wanted="one node under each name",
+                fix=f"give the second its own: name='{name}_2'",
+            )
+        return name
+
+    def _know(self, model: Model, at: Location) -> None:
+        known = self.models.setdefault(model.name, model)
+        if known is not model:
+            raise NameConflict(
+                f"two models are named '{model.name}'",
+                at=at,
+                found=f"{known.source} and {model.source}",
+                wanted="one model under each name",
+                fix="give one its own: fl.Model(..., name='critic')",
+            )
+
+
+def tracer() -> Tracer:
+    """The tracer of the graph function that is running.
+
+    Raises:
+        GraphError: none is: a node was declared outside a graph function.
+    """
+    active = _tracer.get()
+    if active is None:
+        raise GraphError(
+            "a node is declared outside a graph function", at=caller(), fix="put the call into a function under @fl.graph"
+        )
+    return active
+
+
+def caller() -> Location:
+    """The nearest line of the user's file on the stack."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def location(file: str, line: int) -> Location:
+    """A location whose file is relative to the working directory when it lies below it."""
+    inside = os.path.isabs(file) and file.startswith(os.getcwd() + os.sep)
+    return Location(os.path.relpath(file) if inside else file, line)
+
+
+def _is_ours(module: str) -> bool:
+    return module == "functools" or (module.split(".")[0] == "flowrl" and not module.startswith("flowrl.graphs."))
+
+
+class GraphFunction(Generic[P]):
+    """A function under `graph`: its parameters are the configuration, its body declares the nodes."""
+
+    def __init__(self, function: Callable[P, None]) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)
+        code = inspect.unwrap(function).__code__
+        self.at = location(code.co_filename, code.co_firstlineno)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.__name__
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """By name, with annotations resolved to types."""
+        return inspect.signature(self.function, eval_str=True).parameters
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        """Trace the graph with the given parameters, the others at their defaults."""
+        values = self._bind(args, kwargs)
+        active = Tracer()
+        token = _tracer.set(active)
+        try:
+            self.function(**_name_meshes(values))  # type: ignore[call-arg]
+        finally:
+            _tracer.reset(token)
+        if not active.nodes:
+            raise GraphError(f"graph '{self.name}' declares no node", at=self.at, fix="call fl.prompts(...) in its body")
+        return Graph.build(self.name, active.nodes.values(), values, doc=inspect.getdoc(self.function) or "", at=self.at)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        signature = inspect.signature(self.function)
+        for name in kwargs:
+            if name not in signature.parameters:
+                raise UnknownName(
+                    f"graph '{self.name}' has no parameter '{name}'",
+                    at=self.at,
+                    found=name,
+                    wanted=", ".join(signature.parameters),
+                    fix=did_you_mean(name, signature.parameters),
+                )
+        bound = signature.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        missing = [name for name in signature.parameters if name not in bound.arguments]
+        if missing:
+            raise GraphError(f"graph '{self.name}' needs a value for '{missing[0]}'", at=self.at, fix=f"--{missing[0]} VALUE")
+        return dict(bound.arguments)
+
+
+def graph(function: Callable[P, None]) -> GraphFunction[P]:
+    """Declare a graph. The function's parameters are its configuration; calling it traces it and returns a `Graph`."""
+    return GraphFunction(function)
+
+
+def _name_meshes(values: dict[str, Any]) -> dict[str, Any]:
+    """Name each mesh after the first parameter that holds it; a mesh held by two parameters stays one mesh."""
+    named: dict[int, Mesh] = {}
+    for name, value in values.items():
+        if isinstance(value, Mesh):
+            named.setdefault(id(value), value if value.name else replace(value, name=name))
+    return {name: named[id(value)] if isinstance(value, Mesh) else value for name, value in values.items()}
