@@ -18,7 +18,7 @@ from .rows import Key, Rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .losses import Loss
+    from .loss import Loss
     from .model import Model
 
 StopReason = Literal["eos", "length", "stop_string"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from .columns import bind, expect, positional, settings
 from .errors import GraphError, WrongType
@@ -227,7 +227,7 @@ def _decorate(
         if not callable(f):
             raise GraphError("a decorator of flowrl is called on what is no function", at=caller(), found=repr(f))
         if not hasattr(f, "__name__"):  # functools.partial, callable objects
-            f = cast("Callable[..., Any]", _named(f))
+            f = _named(f)
         return NodeFunction(f, handle, outputs, per, options)
 
     return wrap if function is None else wrap(function)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from .backend import Output, Sampling
 from .columns import bind, expect, positional
-from .data import open_source
 from .errors import FlowrlError, GraphError, Location, ProvenanceError, UnknownName, WrongType
 from .functions import NodeFunction, gates_of
 from .graph import (
@@ -23,6 +22,7 @@ from .graph import (
 )
 from .loss import TRAINED, Loss
 from .model import Model
+from .sources import open_source
 from .stream import ANY, LogProbs, Prompts, Samples, Scores, Stream, Values
 from .trace import caller, tracer
 

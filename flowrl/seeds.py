@@ -1,8 +1,8 @@
 """Seeds and orders that are functions of names, never of when or where something happens.
 
 The hash is SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"), chained
-over the parts. It is written out here, in whole numbers, because the streams of `random` and of `numpy.random.Generator`
-may change between versions, and a resumed run must see the same rows in the same order.
+over the parts. It is written out here, in whole numbers, because the streams of `random` and of
+`numpy.random.Generator` may change between versions, and a resumed run must see the same rows in the same order.
 """
 
 from __future__ import annotations
