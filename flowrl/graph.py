@@ -226,6 +226,19 @@ class Graph:
         forward.add_edges_from((a, b, key, data) for a, b, key, data in edges if data["kind"] != "version")
         return forward
 
+    def mesh_name(self, mesh: Mesh | None) -> str:
+        """How a mesh is called: its own name, or ``mesh``, ``mesh_2`` in order of use; ``host`` for None."""
+        if mesh is None:
+            return "host"
+        unnamed: list[int] = []
+        for node in self.nodes.values():
+            if node.mesh is not None and not node.mesh.name and id(node.mesh) not in unnamed:
+                unnamed.append(id(node.mesh))
+        if mesh.name:
+            return mesh.name
+        number = unnamed.index(id(mesh)) + 1
+        return "mesh" if number == 1 else f"mesh_{number}"
+
     def readers(self, name: str) -> list[Node]:
         """Nodes that bind a column of `name` or are gated by it."""
         return [node for node in self.nodes.values() if name in node.sources]

@@ -1,0 +1,1 @@
+"""Ready graphs, each one screen long; the same code that users write."""

@@ -1,0 +1,1 @@
+"""Ways to start workers; each drives the same scheduler."""
