@@ -18,6 +18,8 @@ from .errors import DataError, did_you_mean
 from .rows import Key, Ragged, Rows
 from .sources import Source, open_source
 
+__all__ = ["Last", "OnMissing", "OnTooLong", "PromptReader", "PromptSettings", "Source", "open_source"]
+
 OnTooLong = Literal["error", "drop", "left"]
 """``left`` cuts on the left: the last `max_prompt_tokens` ids stay."""
 OnMissing = Literal["error", "drop"]
@@ -35,8 +37,8 @@ class PromptSettings:
     """A new order each epoch."""
     seed: int = 0
     """Of the order."""
-    prompt: str | None = None
-    """Column of the prompt, text or chat messages; None takes ``prompt``, or else ``messages``."""
+    column: str = "prompt"
+    """Holds the prompt, text or chat messages; without a column ``prompt``, ``messages`` or ``prompt_ids`` is taken."""
     required: tuple[str, ...] = ()
     """Columns that the graph reads, and that so must hold a value in every row."""
     max_prompt_tokens: int | None = None
@@ -88,7 +90,7 @@ class PromptReader:
         self.source = open_source(source)
         self.tokenizer = tokenizer
         self.settings = settings
-        self._prompt = _prompt_column(self.source, settings.prompt)
+        self._column = _prompt_column(self.source, settings.column)
         _check_columns(self.source, settings.required)
         self.dropped: Counter[str] = Counter()
         """Rows left out, by reason."""
@@ -151,7 +153,7 @@ class PromptReader:
             raise self._missing_error(number, missing)
         ids = self._encode(number, row)
         limit = self.settings.max_prompt_tokens
-        text = row.get(self._prompt)
+        text = row.get(self._column)
         if limit is not None and len(ids) > limit:
             if self.settings.on_too_long != "left":
                 raise self._too_long_error(number, len(ids))
@@ -166,10 +168,10 @@ class PromptReader:
             if not all(isinstance(token, int) for token in ids):
                 raise DataError(f"{place}: column 'prompt_ids' holds no token ids", found=repr(ids)[:80])
         else:
-            value = row[self._prompt]
+            value = row[self._column]
             if not _is_text_or_chat(value):
                 wanted = "text, or a list of messages with 'role' and 'content'"
-                raise DataError(f"{place}: column {self._prompt!r} is no prompt", found=repr(value)[:80], wanted=wanted)
+                raise DataError(f"{place}: column {self._column!r} is no prompt", found=repr(value)[:80], wanted=wanted)
             try:
                 ids = self.tokenizer.encode(value)
             except Exception as error:
@@ -212,8 +214,8 @@ class PromptReader:
         return _TOO_LONG
 
     def _missing_column(self, row: Mapping[str, Any]) -> str | None:
-        if row.get(self._prompt) is None and row.get("prompt_ids") is None:
-            return self._prompt
+        if row.get(self._column) is None and row.get("prompt_ids") is None:
+            return self._column
         return next((column for column in self.settings.required if row.get(column) is None), None)
 
     def _missing_error(self, number: int, column: str) -> DataError:
@@ -255,9 +257,9 @@ def _is_text_or_chat(value: object) -> bool:
     return isinstance(value, Sequence) and len(value) > 0 and all(isinstance(turn, Mapping) for turn in value)
 
 
-def _prompt_column(source: Source, wanted: str | None) -> str:
+def _prompt_column(source: Source, wanted: str) -> str:
     """The column of the prompt, checked to exist."""
-    if wanted is None:
+    if wanted == "prompt":
         wanted = next((name for name in ("prompt", "messages", "prompt_ids") if name in source.columns), "prompt")
     _check_columns(source, [wanted])
     if wanted not in ("prompt", "prompt_ids") and "prompt" in source.columns:

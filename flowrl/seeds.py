@@ -22,10 +22,7 @@ def mix(*parts: int) -> int:
     """A 64-bit hash of whole numbers of any sign; every bit depends on every part and on their order."""
     state = 0
     for part in parts:
-        state = ((state ^ (part & _MASK)) + _GAMMA) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = _scramble((state ^ (part & _MASK)) + _GAMMA)
     return state
 
 
@@ -55,6 +52,14 @@ def _feistel(block: int, half: int, seed: int) -> int:
     """One encryption of a block of ``2 * half`` bits."""
     mask = (1 << half) - 1
     left, right = block >> half, block & mask
-    for number in range(_ROUNDS):
-        left, right = right, left ^ (mix(seed, number, right) & mask)
+    for number in range(1, _ROUNDS + 1):
+        left, right = right, left ^ (_scramble((seed ^ right) + number * _GAMMA) & mask)
     return left << half | right
+
+
+def _scramble(state: int) -> int:
+    """SplitMix64's finaliser: one to one on 64 bits."""
+    state &= _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)

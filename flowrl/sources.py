@@ -108,7 +108,7 @@ def _refuse_lookalikes(source: object) -> None:
 
 
 def _name_of(source: object) -> str:
-    function = getattr(source, "__qualname__", None)
+    function = getattr(source, "__qualname__", None) if callable(source) else None
     return f"function {function}" if function else f"the {type(source).__name__}"
 
 
@@ -202,7 +202,7 @@ def _open_jsonl(path: Path) -> Source:
         for number, line in enumerate(file, 1):
             text = _decoded(line, f"{path}:{number}", first=number == 1)
             if text.strip():
-                rows.append(_parsed(text, f"{path}:{number}"))
+                rows.append(_parsed(text.rstrip(), f"{path}:{number}"))
                 lines.append(number)
     return _of_rows(str(path), rows, lines)
 
@@ -231,7 +231,8 @@ def _parsed(text: str, place: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{place}: not JSON at column {error.colno}: {error.msg}", found=_short(text.strip())) from None
+        problem = f"{place}: not JSON at column {error.colno}: {error.msg}"
+        raise DataError(problem, found=text if len(text) <= 60 else f"{text[:57]}...") from None
 
 
 def _open_parquet(path: Path) -> Source:

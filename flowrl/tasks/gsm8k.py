@@ -1,0 +1,41 @@
+"""Verify answers to GSM8K (Cobbe et al. 2021, arXiv:2110.14168), whose solutions end in ``#### 1,234``."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_NUMBER = re.compile(
+    r"(?:(?<![\w)%.])(?P<sign>[-\u2212]))?"  # a minus behind a digit or a bracket is a subtraction, as in 10-3
+    r"\$?\s?"
+    r"(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))"  # commas in threes, or none; nothing before the point of .5
+    r"(?P<fraction>\.\d+)?"
+)
+_MARK = "####"
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number that a solution ends in; None if there is none.
+
+    That is the first one behind the last ``####``, or, without that mark, the last one of the text. Currency signs and
+    commas between thousands are read over: ``-$1,234.50`` is -1234.5.
+    """
+    _, mark, end = text.rpartition(_MARK)
+    numbers = list(_NUMBER.finditer(end))
+    if not numbers:
+        return None
+    match = numbers[0] if mark else numbers[-1]
+    value = Decimal((match["digits"].replace(",", "") or "0") + (match["fraction"] or ""))
+    return -value if match["sign"] else value
+
+
+def numeric_match(response: str, answer: str | int | float) -> float:
+    """1 if the response ends in the answer's number (``72`` = ``72.0``), else 0.
+
+    Raises:
+        ValueError: the answer itself holds no number. That is a fault of the data, not a wrong response.
+    """
+    wanted = final_number(str(answer))
+    if wanted is None:
+        raise ValueError(f"the answer holds no number: {answer!r}")
+    return float(final_number(response) == wanted)
