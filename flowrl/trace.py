@@ -7,11 +7,12 @@ import functools
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec
 
-from .errors import GraphError, Location, NameConflict, UnknownName, did_you_mean
+from .errors import FlowrlError, GraphError, Location, NameConflict, UnknownName, did_you_mean
 from .graph import Graph, Node, PromptsSpec
 from .mesh import Mesh
 from .model import Model
@@ -104,6 +105,16 @@ def caller() -> Location:
     return location(frame.f_code.co_filename, frame.f_lineno)
 
 
+def locate(error: FlowrlError) -> None:
+    """Give an error without a line (of a `Mesh`, of a loss) the last line of the user's file that it came through."""
+    frames = traceback.walk_tb(error.__traceback__)
+    named = [(frame, line, frame.f_globals.get("__name__", "")) for frame, line in frames]
+    own = [(frame, line) for frame, line, module in named if not (_is_ours(module) or _is_stdlib(module))]
+    if error.at is None and own:
+        frame, line = own[-1]
+        error.at = location(frame.f_code.co_filename, line)
+
+
 def location(file: str, line: int) -> Location:
     """A location whose file is relative to the working directory when it lies below it."""
     inside = os.path.isabs(file) and file.startswith(os.getcwd() + os.sep)
@@ -112,6 +123,10 @@ def location(file: str, line: int) -> Location:
 
 def _is_ours(module: str) -> bool:
     return module == "functools" or (module.split(".")[0] == "flowrl" and not module.startswith("flowrl.graphs."))
+
+
+def _is_stdlib(module: str) -> bool:
+    return module.split(".")[0] in sys.stdlib_module_names
 
 
 class GraphFunction(Generic[P]):
@@ -140,6 +155,9 @@ class GraphFunction(Generic[P]):
         token = _tracer.set(active)
         try:
             self.function(**_name_meshes(values))  # type: ignore[call-arg]
+        except FlowrlError as error:
+            locate(error)
+            raise
         finally:
             _tracer.reset(token)
         if not active.nodes:
