@@ -1,7 +1,7 @@
 """Load a graph from a user's file: ``path/to/graph.py`` or ``path/to/graph.py:name``.
 
-The file is imported under one fixed module name, in every process: a worker that loads the same specification finds the same
-functions under the same names, so nothing of the user's code has to travel.
+The file is imported under one fixed module name, in every process: a worker that loads the same specification finds
+the same functions under the same names, so nothing of the user's code has to travel.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from flowrl.trace import GraphFunction, locate, location
 MODULE = "__flowrl_graph__"
 """What the user's file is called in `sys.modules`, whatever its own name is."""
 
+_WANTED = "a .py file with an @fl.graph function"
+
 Loaded = GraphFunction[Any] | Graph
 
 
 def load_graph(spec: str) -> Loaded:
     """Import a graph file and take the graph out of it.
 
-    The file's folder becomes importable, as with ``python file.py``. A graph that the file defines goes before one that it
-    only imports.
+    The file's folder becomes importable, as with ``python file.py``. A graph that the file defines goes before one that
+    it only imports.
 
     Args:
         spec: a .py file, with ``:name`` when it defines several graphs.
 
     Raises:
-        ConfigError: there is no such file; it cannot be imported (with the line and traceback of the user's own mistake); it
-            has no graph, several without ``:name``, or none of that name.
+        ConfigError: there is no such file; it cannot be imported (with the line and traceback of the user's mistake);
+            it has no graph, several without ``:name``, or none of that name.
     """
     path, name = split_spec(spec)
     return _choose(graphs_in(_import(path)), name, path)
@@ -55,15 +57,19 @@ def split_spec(spec: str) -> tuple[Path, str | None]:
     if not path.is_file():
         raise _missing(path)
     if path.suffix != ".py":
-        raise ConfigError(f"{path} is no graph file", found=path.suffix or "no suffix", wanted="a .py file with an @fl.graph function")
+        raise ConfigError(f"{path} is no graph file", found=path.suffix or "no suffix", wanted=_WANTED)
     return path.resolve(), (tail or None) if named else None
 
 
 def graphs_in(module: ModuleType) -> dict[str, Loaded]:
     """The graphs of a module by name: those that it defines, or if there are none those that it imports."""
-    every = {name: value for name, value in vars(module).items() if isinstance(value, GraphFunction | Graph)}
+    every = _every_graph(module)
     own = {name: value for name, value in every.items() if _defined_in(value, module)}
     return _each_once(own or every)
+
+
+def _every_graph(module: ModuleType) -> dict[str, Loaded]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, GraphFunction | Graph)}
 
 
 def _defined_in(value: Loaded, module: ModuleType) -> bool:
@@ -85,7 +91,7 @@ def _choose(graphs: Mapping[str, Loaded], name: str | None, path: Path) -> Loade
         fix = "put @fl.graph above the function that declares the nodes"
         raise ConfigError(f"{shown} has no graph", found=names, wanted="a function under @fl.graph", fix=fix)
     if name is not None:
-        aliases = {**graphs, **{k: v for k, v in vars(sys.modules[MODULE]).items() if isinstance(v, GraphFunction | Graph)}}
+        aliases = _every_graph(sys.modules[MODULE])
         if name not in aliases:
             fix = did_you_mean(name, graphs) or f"{shown}:{next(iter(graphs))}"
             raise ConfigError(f"{shown} has no graph '{name}'", found=name, wanted=names, fix=fix)
@@ -97,15 +103,14 @@ def _choose(graphs: Mapping[str, Loaded], name: str | None, path: Path) -> Loade
 
 
 def _missing(path: Path) -> ConfigError:
-    wanted = "a .py file with an @fl.graph function"
     if path.is_dir():
         inside = sorted(entry.name for entry in path.glob("*.py") if not entry.name.startswith("_"))
-        return ConfigError(f"{path} is a folder", found=", ".join(inside) or "no .py file in it", wanted=wanted)
+        return ConfigError(f"{path} is a folder", found=", ".join(inside) or "no .py file in it", wanted=_WANTED)
     if not path.parent.is_dir():
-        return ConfigError(f"no file {path}: there is no folder {path.parent}", found=str(path), wanted=wanted)
+        return ConfigError(f"no file {path}: there is no folder {path.parent}", found=str(path), wanted=_WANTED)
     near = nearest(path.name, (entry.name for entry in path.parent.glob("*.py")))
     fix = f"did you mean {str(path.parent / near)!r}?" if near else None
-    return ConfigError(f"no file {path}", found=str(path), wanted=wanted, fix=fix)
+    return ConfigError(f"no file {path}", found=str(path), wanted=_WANTED, fix=fix)
 
 
 def _import(path: Path) -> ModuleType:
@@ -136,8 +141,8 @@ def _import_error(error: BaseException, path: Path) -> BaseException:
         return error
     if isinstance(error, SyntaxError):
         at = location(error.filename or str(path), error.lineno or 1)
-        text = (error.text or "").rstrip()
-        return ConfigError(f"{type(error).__name__}: {error.msg}", at=at, found=text.strip() or None, wanted="Python", fix="correct that line")
+        found = (error.text or "").strip() or None
+        return ConfigError(f"{type(error).__name__}: {error.msg}", at=at, found=found, wanted="a line of Python")
     if not isinstance(error, Exception | SystemExit):
         return error
     own = _own_frames(error.__traceback__, path)
