@@ -5,8 +5,9 @@ settings. Called with tensors it runs; called with settings alone it gives a `Lo
 
     losses.ppo_clip(clip_low=0.2, clip_high=0.28) - 0.005 * losses.entropy() + 0.01 * losses.kl(estimator="k3")
 
-Three columns come from the model that is trained, with a gradient: ``logprobs``, ``entropy`` and ``values``. ``old_logprobs``
-is the sampler's log-prob column unless a stream brings its own; every other name is a column of the update's streams.
+Three columns come from the model that is trained, with a gradient: ``logprobs``, ``entropy`` and ``values``. From
+before the update, ``old_logprobs`` is the sampler's ``logprobs`` unless a stream brings its own, and ``old_values`` the
+``values`` of a stream; every other name is a column of the update's streams.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get_args, overload
 
 from .errors import NodeError, UnknownName, WrongType, did_you_mean
 
@@ -29,12 +30,15 @@ else:
     torch = lazy("torch")
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 Aggregate = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 ]
 TRAINED = ("logprobs", "entropy", "values")
 """Columns that the trained model computes, with a gradient."""
+EMPTY = 1e-8
+"""Added to a row's token count before it divides: a row without tokens gives 0; in float32 it changes no count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Term:
     function: Callable[..., Any]
     settings: Mapping[str, Any]
     weight: float
+    weights: str | None = None
+    """Column that multiplies the loss of each token, such as an importance weight; None multiplies by nothing."""
 
     @property
     def name(self) -> str:
@@ -52,8 +58,28 @@ class Term:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the columns that the function takes."""
-        return _columns_of(self.function)
+        """Names of the columns that the function takes, and that of its weights."""
+        return tuple(dict.fromkeys([*_columns_of(self.function), *([self.weights] if self.weights else [])]))
+
+    def evaluate(self, columns: Mapping[str, Tensor], mask: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Weighted per-token losses [rows, tokens], and per-token metrics, of columns whose masked positions are 0.
+
+        Raises:
+            NodeError: the function did not give one number a token.
+        """
+        given = {name: mask if name == "mask" else columns[name] for name in _columns_of(self.function)}
+        result = self.function(**given, **self.settings)
+        value, metrics = result if isinstance(result, tuple) else (result, {})
+        for what, tensor in {"its loss": value, **metrics}.items():
+            if getattr(tensor, "shape", None) != mask.shape:
+                raise NodeError(
+                    f"loss '{self.name}' does not give one number a token",
+                    found=f"{what} is {list(tensor.shape) if hasattr(tensor, 'shape') else type(tensor).__name__}",
+                    wanted=f"a tensor [rows, tokens] = {list(mask.shape)}; averaging is the aggregation's part",
+                )
+        if self.weights:
+            value = value * columns[self.weights].detach()
+        return self.weight * value, metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +99,13 @@ class Loss:
                 found=repr(self.aggregate),
                 wanted=", ".join(get_args(Aggregate)),
                 fix=did_you_mean(str(self.aggregate), get_args(Aggregate)),
+            )
+        if self.aggregate == "seq-mean-token-sum-norm" and not (self.horizon or 0) > 0:
+            raise WrongType(
+                "aggregation 'seq-mean-token-sum-norm' divides by a constant length",
+                found=f"horizon={self.horizon}",
+                wanted="horizon=N tokens, the same for every row",
+                fix="give the longest response length: horizon=max_new_tokens",
             )
 
     @property
@@ -115,8 +148,8 @@ class Loss:
             mask: [rows, tokens] bool, true where a token is trained.
 
         Returns:
-            A scalar that `denominator` divides once, over the whole mini-batch; and for each metric its sum over trained
-            tokens with their number.
+            A scalar that `denominator` divides once, over the whole mini-batch; and for each metric its sum over
+            trained tokens with their number.
 
         Raises:
             NodeError: the loss of a trained token is not finite.
@@ -127,12 +160,8 @@ class Loss:
         metrics: dict[str, tuple[Tensor, Tensor]] = {}
         count = mask.sum()
         for term in self.terms:
-            given = {name: clean[name] for name in term.reads if name != "mask"}
-            if "mask" in term.reads:
-                given["mask"] = mask
-            result = term.function(**given, **term.settings)
-            value, extra = result if isinstance(result, tuple) else (result, {})
-            per_token = term.weight * value if per_token is None else per_token + term.weight * value
+            value, extra = term.evaluate(clean, mask)
+            per_token = value if per_token is None else per_token + value
             for name, metric in extra.items():
                 metrics[name] = (torch.where(mask, metric.detach(), 0).sum(), count)
         assert per_token is not None
@@ -164,54 +193,57 @@ class Loss:
 
     def _numerator(self, per_token: Tensor, mask: Tensor) -> Tensor:
         if self.aggregate == "seq-mean-token-mean":
-            return (per_token.sum(-1) / mask.sum(-1).clamp(min=1)).sum()
+            return (per_token.sum(-1) / (mask.sum(-1).to(per_token.dtype) + EMPTY)).sum()
         if self.aggregate == "seq-mean-token-sum-norm":
-            if not self.horizon:
-                raise WrongType(
-                    "aggregation 'seq-mean-token-sum-norm' divides by a constant length",
-                    found=f"horizon={self.horizon}",
-                    wanted="horizon=N tokens, the same for every row",
-                    fix="give the longest response length: horizon=max_new_tokens",
-                )
+            assert self.horizon is not None
             return per_token.sum() / self.horizon
         return per_token.sum()
 
 
-class LossFunction(Generic[P]):
+class LossFunction(Generic[P, R]):
     """A decorated loss function: runs on tensors, declares on settings."""
 
-    def __init__(self, function: Callable[P, Any]) -> None:
+    def __init__(self, function: Callable[P, R]) -> None:
         self.function = function
         functools.update_wrapper(self, function)
 
     @overload
     def __call__(
-        self, *, aggregate: Aggregate | None = None, horizon: int | None = None, **settings: Any
+        self,
+        *,
+        aggregate: Aggregate | None = None,
+        horizon: int | None = None,
+        weights: str | None = None,
+        **settings: Any,
     ) -> Loss: ...
     @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         columns = _columns_of(self.function)
         if args or any(name in columns for name in kwargs):
             return self.function(*args, **kwargs)
         aggregate, horizon = kwargs.pop("aggregate", None), kwargs.pop("horizon", None)
+        weights = kwargs.pop("weights", None)
         allowed = settings_of(self.function)
+        declared = [*allowed, "aggregate", "horizon", "weights"]
         for name in kwargs:
             if name not in allowed:
                 raise UnknownName(
                     f"loss '{self.__name__}' has no setting '{name}'",  # type: ignore[attr-defined]
                     found=name,
-                    wanted=", ".join([*allowed, "aggregate", "horizon"]),
-                    fix=did_you_mean(name, [*allowed, "aggregate", "horizon"]),
+                    wanted=", ".join(declared),
+                    fix=did_you_mean(name, declared),
                 )
-        return Loss((Term(self.function, MappingProxyType(kwargs), 1.0),), aggregate, horizon)
+        return Loss((Term(self.function, MappingProxyType(kwargs), 1.0, weights),), aggregate, horizon)
 
 
-def loss(function: Callable[P, Any]) -> LossFunction[P]:
+def loss(function: Callable[P, R]) -> LossFunction[P, R]:
     """Declare a per-token loss.
 
     The function takes columns as positional parameters ([rows, tokens] tensors) and settings as keyword-only ones. It
-    returns per-token losses [rows, tokens], or a pair of them and a dict of per-token metrics.
+    returns per-token losses [rows, tokens], or a pair of them and a dict of per-token metrics. One that looks along a
+    row names ``mask`` ([rows, tokens] bool). Its declaration takes three more settings: ``aggregate`` and ``horizon``
+    (see `Loss`), and ``weights``, the name of a column that multiplies the loss of each token.
     """
     return LossFunction(function)
 

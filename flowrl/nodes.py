@@ -29,6 +29,8 @@ from .trace import caller, tracer
 RESPONSE_COLUMNS = ("response_ids", "response", "mask", "logprobs", "stop", "versions")
 """What a rollout writes: int32 ids, text, bool mask (1 = trained), float32 log-probs of the sampler, why it ended, and the
 policy version of each token."""
+BEFORE = {"old_logprobs": "logprobs", "old_values": "values"}
+"""What a loss calls a column that the trained model writes again, and the column of a stream that it means."""
 
 
 def prompts(
@@ -278,9 +280,7 @@ def update(
                 temperature=_temperature(samples, final, at),
             ),
             per="row",
-            bindings=bind(
-                columns, (samples, *streams), named, node=final, at=at, aliases={"old_logprobs": "logprobs"}
-            ),
+            bindings=bind(columns, (samples, *streams), named, node=final, at=at, aliases=BEFORE),
             gates=gates_of([samples, *streams, *named.values()]),
             outputs=(),
             at=at,
