@@ -25,6 +25,8 @@ OnTooLong = Literal["error", "drop", "left"]
 OnMissing = Literal["error", "drop"]
 
 _TOO_LONG = "too long"
+_MADE = ("prompt", "prompt_ids")
+"""Columns that the reader writes itself, whether or not the source has them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +93,8 @@ class PromptReader:
         self.tokenizer = tokenizer
         self.settings = settings
         self._column = _prompt_column(self.source, settings.column)
-        _check_columns(self.source, settings.required)
+        self._required = tuple(name for name in settings.required if name not in _MADE)
+        _check_columns(self.source, self._required)
         self.dropped: Counter[str] = Counter()
         """Rows left out, by reason."""
         self._usable = self._scan()
@@ -109,7 +112,7 @@ class PromptReader:
     @property
     def columns(self) -> tuple[str, ...]:
         """Of the rows that `read` gives."""
-        return tuple(dict.fromkeys(("prompt", "prompt_ids", *self.source.columns)))
+        return tuple(dict.fromkeys((*_MADE, *self.source.columns)))
 
     @property
     def num_steps(self) -> int | None:
@@ -189,7 +192,7 @@ class PromptReader:
                     fix="on_too_long='left' or 'error' and on_missing='error', or a source without such rows",
                 )
             return None
-        if not (self.settings.limits_length or self.settings.required or self.settings.may_drop):
+        if not (self.settings.limits_length or self._required or self.settings.may_drop):
             return None
         kept: list[int] = []
         for number in range(self.source.num_rows):
@@ -216,7 +219,7 @@ class PromptReader:
     def _missing_column(self, row: Mapping[str, Any]) -> str | None:
         if row.get(self._column) is None and row.get("prompt_ids") is None:
             return self._column
-        return next((column for column in self.settings.required if row.get(column) is None), None)
+        return next((column for column in self._required if row.get(column) is None), None)
 
     def _missing_error(self, number: int, column: str) -> DataError:
         return DataError(
@@ -262,7 +265,7 @@ def _prompt_column(source: Source, wanted: str) -> str:
     if wanted == "prompt":
         wanted = next((name for name in ("prompt", "messages", "prompt_ids") if name in source.columns), "prompt")
     _check_columns(source, [wanted])
-    if wanted not in ("prompt", "prompt_ids") and "prompt" in source.columns:
+    if wanted not in _MADE and "prompt" in source.columns:
         raise DataError(
             f"{source.name}: the text of {wanted!r} becomes the column 'prompt', but the source has one already",
             fix="rename or remove the source's own column 'prompt'",

@@ -95,7 +95,7 @@ def test_a_column_of_ids_is_taken_as_it_is() -> None:
 
 
 def test_another_column_can_hold_the_prompt() -> None:
-    step = read([{"question": "q", "answer": 1}], batch=1, column="question").read(0)
+    step = read([{"question": "q", "answer": 1}], batch=1, column="question", required=("prompt", "prompt_ids")).read(0)
     assert step is not None
     assert (step["prompt"], step["question"]) == (["q"], ["q"])
     with pytest.raises(DataError, match="becomes the column 'prompt', but the source has one already"):
