@@ -1,8 +1,9 @@
 """Credits, sequence numbers, acknowledgements and duplicates of one edge: state machines without sockets.
 
-An *item* is one block: what one `send` hands over. The consumer grants each producer a `Window` of items and of bytes. A
-producer's credit is never counted up and down on its own: it *is* the window minus what is sent and not acknowledged. So a
-duplicate, a redelivery or a lost acknowledgement cannot leak credit, and a consumer that reads nothing gets exactly the window.
+An *item* is one block: what one `send` hands over. The consumer grants each producer a `Window` of items and of bytes.
+A producer's credit is never counted up and down on its own: it *is* the window minus what is sent and not acknowledged.
+So a duplicate, a redelivery or a lost acknowledgement cannot leak credit, and a consumer that reads nothing gets exactly
+the window.
 
     item                 produces              waits for                        unblocked by
     -------------------  --------------------  -------------------------------  -----------------------
@@ -10,9 +11,9 @@ duplicate, a redelivery or a lost acknowledgement cannot leak credit, and a cons
     in `unacknowledged`  one window's share    the consumer's commit            ACK (or NACK: refused)
     held at consumer     one window's share    the main thread's commit         `ReceiveWindow.commit`
 
-Delivery is at least once, and the receiver makes it exactly once. Sequence numbers of one producer rise; a connection is
-first-in first-out and can only lose its end; after a reconnect the producer sends all that is not acknowledged, in order. So
-what a receiver has seen is a prefix, and a number not above the highest seen is a duplicate.
+Delivery is at least once, and the receiver makes it exactly once. Sequence numbers of one producer rise; a connection
+is first-in first-out and can only lose its end; after a reconnect the producer sends all that is not acknowledged, in
+order. So what a receiver has seen is a prefix, and a number not above the highest seen is a duplicate.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class SendWindow:
         return not in_flight or self.in_flight_bytes + item.num_bytes <= window.num_bytes
 
     def _forget_waiting(self, seq: int) -> bool:
-        """An item can be acknowledged while it waits to be sent again: the consumer had it before the connection broke."""
+        """An item can be acknowledged while it waits to be sent again: the consumer had it already."""
         for item in self.waiting:
             if item.seq == seq and item.attempts:
                 self.waiting.remove(item)

@@ -34,8 +34,6 @@ class Totals:
     consumed: int
     dropped: dict[str, int]
     """By reason."""
-    late: int
-    """Answers of attempts that were given up before."""
     open: int
     """Rows that are neither consumed nor dropped."""
     max_lag: int
@@ -60,7 +58,6 @@ class Ledger:
         self._versions: dict[int, dict[Key, int]] = {}
         self._counts: Counter[State] = Counter()
         self._reasons: Counter[str] = Counter()
-        self._late = 0
         self._max_lag = 0
 
     def admits(self, step: int, version: int) -> bool:
@@ -113,15 +110,12 @@ class Ledger:
         Raises:
             LedgerError: a row was consumed or dropped before, or never issued.
         """
-        issued = self._steps[step][State.ISSUED]
-        self._move(step, [key for key in keys if key in issued], State.ISSUED, State.DROPPED)
-        dropped = self._steps[step][State.DROPPED]
-        self._move(step, [key for key in keys if key not in dropped], State.PRODUCED, State.DROPPED)
+        issued = self._steps[step][State.ISSUED] if step in self._steps else set()
+        unborn = [key for key in keys if key in issued]
+        born = [key for key in keys if key not in issued]
+        self._move(step, unborn, State.ISSUED, State.DROPPED)
+        self._move(step, born, State.PRODUCED, State.DROPPED)
         self._reasons[reason] += len(keys)
-
-    def late(self, num_rows: int) -> None:
-        """An answer came after its attempt was given up."""
-        self._late += num_rows
 
     def state(self, key: Key) -> State | None:
         """None before a row is issued, and once its step is closed."""
@@ -155,7 +149,6 @@ class Ledger:
             produced=self._counts[State.PRODUCED],
             consumed=self._counts[State.CONSUMED],
             dropped=dict(self._reasons),
-            late=self._late,
             open=sum(len(self.open_rows(step)) for step in self._steps),
             max_lag=self._max_lag,
         )

@@ -25,11 +25,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flowrl.describe import describe
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.rows import Key
 
-from .graph_record import describe, graph_record
+from .graph_record import graph_record
 from .json_lines import JsonLines, dump, rewind, write_whole
 from .versions import versions_record
 

@@ -90,6 +90,39 @@ class Header(IntEnum):
     META = 8
 
 
+class Hello(IntEnum):
+    """Keys of the header of HELLO."""
+
+    VERSIONS = 0
+    """[lowest, highest] wire version that the producer speaks."""
+    PEER = 1
+    """[name, incarnation]"""
+
+
+class Welcome(IntEnum):
+    """Keys of the header of WELCOME."""
+
+    VERSION = 0
+    WINDOW = 1
+    """[items, bytes]"""
+    RESUME = 4
+    """The highest sequence number seen."""
+
+
+class Ack(IntEnum):
+    """Keys of the header of ACK."""
+
+    SEQS = 0
+
+
+class Nack(IntEnum):
+    """Keys of the header of NACK."""
+
+    SEQ = 0
+    """The block that is refused; 0: the HELLO."""
+    TEXT = 1
+
+
 # Plain ints: arithmetic on an IntFlag costs more than the rest of the decoding.
 _INLINE = int(Flag.INLINE)
 _SPOKEN = int(Flag.INLINE | Flag.OOB | Flag.REDELIVERED | Flag.LAST)
@@ -197,6 +230,18 @@ def meta_of(message: Message) -> dict[str, Any]:
     if type(meta) is not dict:
         raise WireError(f"a {message.kind.name} message carries no map", found=type(meta).__name__)
     return meta
+
+
+def hello(name: str, incarnation: str) -> dict[int, Any]:
+    """The header of a HELLO."""
+    return {Hello.VERSIONS.value: [VERSION, VERSION], Hello.PEER.value: [name, incarnation]}
+
+
+def integers(values: object) -> list[int]:
+    """A header's value that has to be a list of ints."""
+    if type(values) is not list or not all(type(value) is int for value in values):
+        raise WireError("a header without its numbers", found=repr(values)[:80])
+    return values
 
 
 def _decode_prelude(view: memoryview, max_header: int) -> tuple[Kind, int, int, int, int, int]:

@@ -1,0 +1,163 @@
+"""One update of a model: which rows make a mini-batch, on which rank, in which order, and when the optimizer steps.
+
+The split is a function of the keys: a mini-batch is a contiguous range of prompts, a rank's share a contiguous range of
+those, and a forward pass takes rows in order of their keys. A pass may start on the first rows of a share while the last do
+not exist yet: with ``max_tokens`` it is closed as soon as the next row would not fit, and what came first changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from flowrl.backend import Sum
+from flowrl.graph import UpdateSpec
+from flowrl.rows import Key
+
+from .progress import StageProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Rows that one rank adds to its gradients in one firing."""
+
+    rank: int
+    keys: tuple[Key, ...]
+
+
+class UpdateRound:
+    """The passes and optimizer steps that make one version.
+
+    Args:
+        spec: epochs, mini-batches and the token budget.
+        progress: the rows of the step at the update's stage.
+        num_ranks: data-parallel ranks.
+        lengths: tokens of rows, for the budget.
+    """
+
+    def __init__(
+        self,
+        spec: UpdateSpec,
+        progress: StageProgress,
+        num_ranks: int,
+        lengths: Callable[[Sequence[Key]], Sequence[int]],
+    ) -> None:
+        self.spec = spec
+        self.progress = progress
+        self.num_ranks = num_ranks
+        self.lengths = lengths
+        self.steps_done = 0
+        """Optimizer steps that ended."""
+        self.running = 0
+        """Passes, or ranks of a step, that have not ended."""
+        self.stepping = False
+        self._sums = {"tokens": 0.0, "rows": 0.0}
+        self._shares = self._split(0)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole round."""
+        return self.spec.epochs * self.spec.minibatches
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last optimizer step has ended."""
+        return self.steps_done == self.num_steps
+
+    @property
+    def last_step(self) -> bool:
+        """Whether the step that is due, or runs, publishes the version."""
+        return self.steps_done == self.num_steps - 1
+
+    def passes(self) -> list[Pass]:
+        """Passes whose rows have all come; each is given out once."""
+        if self.finished or self.stepping:
+            return []
+        found = [each for rank in range(self.num_ranks) for each in self._close(rank)]
+        self.running += len(found)
+        return found
+
+    def step_due(self) -> bool:
+        """Whether every pass of the mini-batch has ended and the optimizer has not stepped yet."""
+        return not (self.finished or self.stepping or self.running) and not any(self._shares)
+
+    def sums(self) -> dict[str, float]:
+        """Trained tokens and rows of the mini-batch over all ranks."""
+        return dict(self._sums)
+
+    def begin_step(self) -> None:
+        """Every rank was told to step."""
+        self.stepping = True
+        self.running = self.num_ranks
+
+    def end_pass(self, metrics: dict[str, Sum]) -> None:
+        """A pass ended with these sums."""
+        self.running -= 1
+        for name in self._sums:
+            self._sums[name] += metrics[name].total if name in metrics else 0.0
+
+    def end_step(self) -> None:
+        """A rank has stepped; after the last one the next mini-batch begins."""
+        self.running -= 1
+        if self.running:
+            return
+        self.stepping = False
+        self.steps_done += 1
+        self._sums = dict.fromkeys(self._sums, 0.0)
+        if not self.finished:
+            self._shares = self._split(self.steps_done % self.spec.minibatches)
+
+    def _split(self, minibatch: int) -> list[list[Key]]:
+        """Keys of a mini-batch by rank, in order; those that are dead by now and those still to come among them."""
+        keys = sorted(self.progress.expected)
+        prompts = sorted({key.prompt for key in keys})
+        mine = _part(prompts, minibatch, self.spec.minibatches)
+        rank_of = {prompt: i * self.num_ranks // len(mine) for i, prompt in enumerate(mine)}
+        shares: list[list[Key]] = [[] for _ in range(self.num_ranks)]
+        for key in keys:
+            if key.prompt in rank_of:
+                shares[rank_of[key.prompt]].append(key)
+        return shares
+
+    def _close(self, rank: int) -> list[Pass]:
+        share = self._shares[rank]
+        if not share:
+            return []
+        if self.spec.max_tokens is None:
+            if not self.progress.settled(share):
+                return []
+            self._shares[rank] = []
+            alive = self._alive(share)
+            return [Pass(rank, tuple(alive))] if alive else []
+        return self._close_by_budget(rank, share, self.spec.max_tokens)
+
+    def _close_by_budget(self, rank: int, share: list[Key], budget: int) -> list[Pass]:
+        passes: list[Pass] = []
+        begun = 0
+        rows: list[Key] = []
+        longest = 0
+        for i, key in enumerate(share):
+            if not self.progress.settled([key]):
+                break
+            alive = self._alive([key])
+            if alive:
+                [length] = self.lengths(alive)
+                if rows and (len(rows) + 1) * max(longest, length) > budget:
+                    passes.append(Pass(rank, tuple(rows)))
+                    begun, rows, longest = i, [], 0
+                rows.append(key)
+                longest = max(longest, length)
+        else:
+            if rows:
+                passes.append(Pass(rank, tuple(rows)))
+            begun = len(share)
+        self._shares[rank] = share[begun:]
+        return passes
+
+    def _alive(self, keys: Collection[Key]) -> list[Key]:
+        return [key for key in keys if key not in self.progress.dead]
+
+
+def _part(items: Sequence[int], index: int, count: int) -> Sequence[int]:
+    """The `index`-th of `count` contiguous parts."""
+    return items[index * len(items) // count : (index + 1) * len(items) // count]
