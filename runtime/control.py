@@ -32,8 +32,8 @@ class Polled(NamedTuple):
 class ControlServer:
     """A ROUTER in the scheduler's own thread: it has no other, so that a message costs no hand-over.
 
-    A worker's I/O thread answers PING, so `last_seen` says that its process lives. Whether its work progresses is for leases
-    to say.
+    A worker's I/O thread answers PING, so `last_seen` says that its process lives. Whether its work progresses is for
+    leases to say.
 
     Args:
         folder: of mode 0700, for a Unix socket; None: loopback TCP.
@@ -80,7 +80,8 @@ class ControlServer:
         return identity is not None and self._send(identity, wire.encode(Kind.CONTROL, {Header.META.value: message}))
 
     def poll(self, timeout_s: float | None, fds: Sequence[int] = ()) -> Polled:
-        """Wait for a message, or until one of `fds` is readable; all that has come is returned, nothing after `timeout_s`.
+        """Wait for a message, or until one of `fds` is readable; all that has come is returned, nothing after
+        `timeout_s`.
 
         Args:
             timeout_s: None waits for ever.

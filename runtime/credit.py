@@ -2,8 +2,8 @@
 
 An *item* is one block: what one `send` hands over. The consumer grants each producer a `Window` of items and of bytes.
 A producer's credit is never counted up and down on its own: it *is* the window minus what is sent and not acknowledged.
-So a duplicate, a redelivery or a lost acknowledgement cannot leak credit, and a consumer that reads nothing gets exactly
-the window.
+So a duplicate, a redelivery or a lost acknowledgement cannot leak credit, and a consumer that reads nothing gets
+exactly the window.
 
     item                 produces              waits for                        unblocked by
     -------------------  --------------------  -------------------------------  -----------------------

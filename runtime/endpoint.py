@@ -1,8 +1,8 @@
 """A worker's line to the rest of the run: control to the scheduler, blocks to and from other workers.
 
-`Endpoint` owns one I/O thread. The main thread hands messages over and takes them from one queue in order of arrival; while it
-sits in a training step of minutes, the I/O thread goes on to answer PING, to acknowledge, to send what waits for credit, and
-to serve what `on_control` takes.
+`Endpoint` owns one I/O thread. The main thread hands messages over and takes them from one queue in order of arrival;
+while it sits in a training step of minutes, the I/O thread goes on to answer PING, to acknowledge, to send what waits
+for credit, and to serve what `on_control` takes.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ class Endpoint:
 
         Committing is not part of `receive`, for an acknowledged block is never sent again: a process that dies between
         taking a block and storing it would lose it. A consumer commits each block as it stores it, not when it has a
-        firing's worth, so a window smaller than a firing's inputs cannot block. Acknowledgements go in batches: a quarter of
-        the window, or before `receive` waits.
+        firing's worth, so a window smaller than a firing's inputs cannot block. Acknowledgements go in batches: a
+        quarter of the window, or before `receive` waits.
         """
         self._inbox.commit(data.block)
         self._owed_items += 1

@@ -1,7 +1,7 @@
 """The I/O thread: one poll loop that owns every socket of a process.
 
-Two threads on one ZeroMQ socket mix the parts of their messages, so other threads hand work over (`Loop.call`) and never
-touch a socket. A hand-over costs a deque append, and a write to a pipe only when the loop sleeps.
+Two threads on one ZeroMQ socket mix the parts of their messages, so other threads hand work over (`Loop.call`) and
+never touch a socket. A hand-over costs a deque append, and a write to a pipe only when the loop sleeps.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@
                                             <-      BYE     all committed
 
 Each `Outbox` opens one DEALER a consumer, so that a dead one holds up nobody else. A connection that breaks is opened
-anew and what was not acknowledged goes again with Flag.REDELIVERED (credit.py says why the receiver sees each block once).
-Messages from strangers, who have not said HELLO, and garbage are dropped and counted.
+anew and what was not acknowledged goes again with Flag.REDELIVERED (credit.py says why the receiver sees each block
+once). Messages from strangers, who have not said HELLO, and garbage are dropped and counted.
 
 Nothing in these classes blocks or locks: both live in the thread of a `Loop`.
 """
