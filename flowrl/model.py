@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .errors import GraphError, WrongType
+from .errors import GraphError, Location, WrongType
 from .mesh import Mesh
 
 Head = Literal["lm", "value", "score"]
@@ -49,6 +49,8 @@ class Model:
         head: what it computes: next tokens, a value a token, or a score a response.
         dtype: of weights and activations in compute; optimizer state stays in float32.
         name: how errors, metrics and pictures call it.
+
+    ``at`` is the line that makes it.
     """
 
     source: str
@@ -58,8 +60,12 @@ class Model:
     head: Head = field(default="lm", kw_only=True)
     dtype: Dtype = field(default="float32", kw_only=True)
     name: str = field(default="", kw_only=True)
+    at: Location | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        from .trace import caller
+
+        object.__setattr__(self, "at", caller())
         if not isinstance(self.source, str) or not self.source:
             raise WrongType("a model's source is not a path or id", found=repr(self.source), wanted="a non-empty str")
         if not isinstance(self.mesh, Mesh):

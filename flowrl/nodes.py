@@ -22,7 +22,7 @@ from .graph import (
 )
 from .loss import TRAINED, Loss
 from .model import Model
-from .sources import open_source
+from .sources import Source, open_source
 from .stream import ANY, LogProbs, Prompts, Samples, Scores, Stream, Values
 from .trace import caller, tracer
 
@@ -73,8 +73,9 @@ def prompts(
     ):
         if value not in allowed:
             raise WrongType(f"prompts' {setting} has an unknown policy", at=at, found=repr(value), wanted=" | ".join(allowed))
+    opened = _opened(source)
     spec = PromptsSpec(
-        source=source,
+        source=opened or source,
         batch=batch,
         shuffle=shuffle,
         seed=seed,
@@ -85,7 +86,7 @@ def prompts(
         last=last,
         epochs=epochs,
     )
-    columns = dict.fromkeys(("prompt", "prompt_ids", *_data_columns(source)))
+    columns = dict.fromkeys(("prompt", "prompt_ids", *(opened.columns if opened else (ANY,))))
     node = tracer().add(
         lambda final: Node(
             name=final, spec=spec, per="batch", bindings=(), gates=(), outputs=tuple(c for c in columns if c != ANY), at=at
@@ -441,10 +442,10 @@ def _parameter(name: str) -> Any:
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _data_columns(source: Any) -> tuple[str, ...]:
-    """The columns of a data source, or ``*`` while it cannot be opened: the checks will say why."""
+def _opened(source: Any) -> Source | None:
+    """The rows of a data source: opened once, since an iterable can be read no second time. None while it cannot be
+    opened: the checks will say why."""
     try:
-        columns = open_source(source).columns
+        return open_source(source)
     except FlowrlError:
-        columns = None
-    return (ANY,) if columns is None else tuple(columns)
+        return None

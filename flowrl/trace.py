@@ -122,7 +122,9 @@ def location(file: str, line: int) -> Location:
 
 
 def _is_ours(module: str) -> bool:
-    return module == "functools" or (module.split(".")[0] == "flowrl" and not module.startswith("flowrl.graphs."))
+    if module in ("functools", "dataclasses"):
+        return True
+    return module.split(".")[0] == "flowrl" and not module.startswith("flowrl.graphs.")
 
 
 def _is_stdlib(module: str) -> bool:
