@@ -1,0 +1,326 @@
+"""Static checks: what can be known to be wrong before a process starts, one function each.
+
+What is wrong in one call (types, columns, names, settings) is raised at that call while the graph is traced. Here is
+what takes the whole graph: its shape (`shape`), its sizes and lengths, its rates (`rates`) and its placement
+(`placement`). Every check returns its problems, so that all are shown at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import gcd
+
+from .backend import ModelFacts
+from .errors import (
+    DataError,
+    FlowrlError,
+    GraphError,
+    GroupError,
+    LengthError,
+    MeshError,
+    RateError,
+    WrongType,
+    did_you_mean,
+)
+from .graph import EvaluateSpec, FunctionSpec, Graph, Node, PromptsSpec, RolloutSpec, UpdateSpec
+from .loss import TRAINED
+from .model import Model
+from .placement import (
+    check_function_meshes,
+    check_layout,
+    check_ranks,
+    check_shares,
+    describe_models,
+    placement_notes,
+    visible_gpus,
+)
+from .rates import bounds, group_size, prompts_of, rollouts_of, step_size
+from .shape import check_bindings, check_cycles, check_joins, check_read
+from .sources import open_source
+
+
+def check(
+    graph: Graph, *, describe: Callable[[Model], ModelFacts] | None = None, gpus: int | None = None
+) -> list[FlowrlError]:
+    """Everything that is wrong with a graph.
+
+    Args:
+        graph: traced, or made by `Graph.build`.
+        describe: a model's facts from its backend; raises BackendError. Left out, no backend is asked.
+        gpus: CUDA devices to place meshes on; None counts those of this machine.
+
+    Returns:
+        Nothing for a graph that may start.
+    """
+    # The other checks follow the edges: they need these to lead somewhere and to end.
+    shape = [*check_bindings(graph), *check_cycles(graph)]
+    if shape:
+        return shape
+    facts, problems = describe_models(graph, describe) if describe else ({}, [])
+    problems = [
+        *check_read(graph),
+        *check_joins(graph),
+        *check_trained(graph),
+        *check_heads(graph),
+        *check_groups(graph),
+        *check_minibatches(graph),
+        *check_data(graph),
+        *problems,
+        *check_lengths(graph, facts),
+        *check_function_meshes(graph),
+        *check_ranks(graph, visible_gpus() if gpus is None else gpus),
+        *check_layout(graph, facts),
+        *check_shares(graph),
+    ]
+    return [*problems, *(check_batches(graph) or check_rates(graph))]
+
+
+def notes(graph: Graph, *, cores: int) -> list[str]:
+    """What is no error, and worth a line: slow placements and mini-batches that leave ranks without a row."""
+    return [*placement_notes(graph, cores), *_minibatch_notes(graph)]
+
+
+def check_trained(graph: Graph) -> list[FlowrlError]:
+    """In a graph that trains, a model with an optimizer is trained, and by one update."""
+    problems: list[FlowrlError] = []
+    updates = [node for node in graph.nodes.values() if isinstance(node.spec, UpdateSpec)]
+    for name, model in graph.models.items():
+        own = [node for node in updates if node.model is model]
+        if len(own) > 1:
+            problems.append(
+                GraphError(
+                    f"{len(own)} nodes train model '{name}'",
+                    at=own[1].at,
+                    node=own[1].name,
+                    found=" and ".join(f"'{node.name}' ({node.at})" for node in own),
+                    wanted="one update a model: a version says what it was trained on",
+                    fix="add the losses: fl.update(..., loss=first + second), or train a second fl.Model",
+                )
+            )
+        elif updates and not own and model.optimizer is not None:
+            user = next(node for node in graph.nodes.values() if node.model is model)
+            problems.append(
+                GraphError(
+                    f"model '{name}' has an optimizer, and no update trains it",
+                    at=model.at or user.at,
+                    node=user.name,
+                    found=f"optimizer={model.optimizer}",
+                    wanted=f"fl.update with model '{name}', or no optimizer",
+                    fix=f"declare fl.update for '{name}', or leave optimizer= out",
+                )
+            )
+    return problems
+
+
+def check_heads(graph: Graph) -> list[FlowrlError]:
+    """A model samples with an ``lm`` head, and has the head that its loss reads."""
+    problems: list[FlowrlError] = []
+    for node in graph.nodes.values():
+        if node.model is None:
+            continue
+        for reads, head in _heads(node):
+            if node.model.head != head:
+                problems.append(
+                    WrongType(
+                        f"node '{node.name}' needs a model with another head",
+                        at=node.at,
+                        node=node.name,
+                        found=f"model '{node.model.name}' has head='{node.model.head}'",
+                        wanted=f"head='{head}', {reads}",
+                        fix=f"fl.Model(..., head='{head}')",
+                    )
+                )
+    return problems
+
+
+def _heads(node: Node) -> Iterator[tuple[str, str]]:
+    if isinstance(node.spec, RolloutSpec | EvaluateSpec):
+        yield "which samples tokens", "lm"
+    if isinstance(node.spec, UpdateSpec):
+        head_of = {"logprobs": "lm", "entropy": "lm", "values": "value"}
+        heads = {head_of[column]: column for column in node.spec.loss.reads if column in TRAINED}
+        yield from ((f"since its loss reads '{column}'", head) for head, column in heads.items())
+
+
+def check_groups(graph: Graph) -> list[FlowrlError]:
+    """A function over groups gets as many samples of a prompt as it is defined for."""
+    problems: list[FlowrlError] = []
+    for node in graph.nodes.values():
+        if not isinstance(node.spec, FunctionSpec) or not 0 < group_size(graph, node.name) < node.spec.min_group:
+            continue
+        n, least = group_size(graph, node.name), node.spec.min_group
+        rollout = min(rollouts_of(graph, node.name), key=lambda rollout: group_size(graph, rollout.name))
+        problems.append(
+            GroupError(
+                f"node '{node.name}' needs {least} samples of a prompt; rollout '{rollout.name}' makes {n}",
+                at=node.at,
+                node=node.name,
+                found=f"n={n} ({rollout.at})",
+                wanted=f"n >= {least}",
+                fix=f"fl.rollout(..., n={least}) or more, or an estimator without a group baseline",
+            )
+        )
+    return problems
+
+
+def check_minibatches(graph: Graph) -> list[FlowrlError]:
+    """An update's batch is split between prompts: it has one for each mini-batch."""
+    problems: list[FlowrlError] = []
+    for node in graph.nodes.values():
+        if not isinstance(node.spec, UpdateSpec):
+            continue
+        batch = node.spec.batch or step_size(graph, node.name)
+        if 0 < batch < node.spec.minibatches:
+            problems.append(
+                MeshError(
+                    f"node '{node.name}' splits {batch} prompts into {node.spec.minibatches} mini-batches",
+                    at=node.at,
+                    node=node.name,
+                    found=f"minibatches={node.spec.minibatches}, batch={batch}",
+                    wanted=f"1 <= minibatches <= {batch}",
+                    fix=f"minibatches={batch}, or a larger batch",
+                )
+            )
+    return problems
+
+
+def _minibatch_notes(graph: Graph) -> list[str]:
+    lines = []
+    for node in graph.nodes.values():
+        if isinstance(node.spec, UpdateSpec) and node.mesh is not None:
+            batch = node.spec.batch or step_size(graph, node.name)
+            share = batch // node.spec.minibatches
+            if 0 < share < node.mesh.dp:
+                lines.append(f"node '{node.name}': a mini-batch has {share} prompts, so some of dp={node.mesh.dp} wait")
+    return lines
+
+
+def check_lengths(graph: Graph, facts: Mapping[str, ModelFacts]) -> list[FlowrlError]:
+    """The longest prompt and the longest response fit into every model that reads them."""
+    problems: list[FlowrlError] = []
+    for node in graph.nodes.values():
+        limit = facts[node.model.name].max_length if node.model and node.model.name in facts else None
+        if limit is None or node.model is None:
+            continue
+        response = _longest_response(graph, node)
+        prompt, prompts = _longest_prompt(graph, node)
+        if response + prompt <= limit:
+            continue
+        assumed = f"max_prompt_tokens={prompt}" if prompts else "a prompt of 1 token"
+        room = limit - prompt
+        fix = f"max_new_tokens={room}" if room > 0 else f"max_prompt_tokens={max(1, limit - response)}"
+        problems.append(
+            LengthError(
+                f"node '{node.name}' may get {prompt} + {response} = {prompt + response} tokens, more than model "
+                f"'{node.model.name}' takes",
+                at=node.at,
+                node=node.name,
+                found=f"{assumed} + max_new_tokens={response}",
+                wanted=f"prompt + response <= {limit}",
+                fix=fix + (" or less" if room > 0 else ", and a shorter response"),
+            )
+        )
+    return problems
+
+
+def _longest_response(graph: Graph, node: Node) -> int:
+    if isinstance(node.spec, EvaluateSpec):
+        return node.spec.sampling.max_new_tokens
+    specs = [rollout.spec for rollout in rollouts_of(graph, node.name)]
+    return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+
+
+def _longest_prompt(graph: Graph, node: Node) -> tuple[int, bool]:
+    """Tokens of the longest prompt, and whether a setting says so: at least one otherwise."""
+    behind = (
+        [graph[name] for name in node.sources] if isinstance(node.spec, EvaluateSpec) else prompts_of(graph, node.name)
+    )
+    declared = [
+        p.spec.max_prompt_tokens for p in behind if isinstance(p.spec, PromptsSpec) and p.spec.max_prompt_tokens
+    ]
+    return (max(declared), True) if declared else (1, False)
+
+
+def check_batches(graph: Graph) -> list[FlowrlError]:
+    """An update consumes whole steps of its prompts."""
+    problems: list[FlowrlError] = []
+    for node in graph.nodes.values():
+        step = step_size(graph, node.name)
+        if not isinstance(node.spec, UpdateSpec) or node.spec.batch is None or not step or node.spec.batch % step == 0:
+            continue
+        batch = node.spec.batch
+        prompts = " and ".join(f"'{p.name}'" for p in prompts_of(graph, node.name))
+        nearest = max(1, round(batch / step)) * step
+        shared = gcd(batch, step)
+        problems.append(
+            RateError(
+                f"node '{node.name}' consumes {batch} prompts a version, which steps of {step} do not add up to",
+                at=node.at,
+                node=node.name,
+                found=f"batch={batch}; the repetition vector is {batch // shared} steps of {prompts} for "
+                f"{step // shared} versions",
+                wanted=f"a multiple of {step}: {', '.join(str(step * i) for i in range(1, 5))}, ...",
+                fix=f"batch={nearest} in '{node.name}', or batch={shared} in fl.prompts",
+            )
+        )
+    return problems
+
+
+def check_rates(graph: Graph) -> list[FlowrlError]:
+    """The rates balance, and the bounded queues do not deadlock."""
+    try:
+        bounds(graph)
+    except RateError as error:
+        return [error]
+    return []
+
+
+def check_data(graph: Graph) -> list[FlowrlError]:
+    """Every source opens, has the prompt's column, and fills a batch."""
+    problems: list[FlowrlError] = []
+    for node in graph.nodes.values():
+        if isinstance(node.spec, PromptsSpec):
+            problems += _data_problems(node, node.spec)
+    return problems
+
+
+def _data_problems(node: Node, spec: PromptsSpec) -> list[FlowrlError]:
+    try:
+        source = open_source(spec.source)
+    except FlowrlError as error:
+        return [
+            DataError(
+                f"node '{node.name}': {error.problem}",
+                at=node.at,
+                node=node.name,
+                found=error.found or repr(spec.source),
+                wanted=error.wanted or "rows: a .jsonl, .json or .parquet file, a data set, or a list of dicts",
+                fix=error.fix or "give the path of a file that is there, from the folder that flowrl is started in",
+            )
+        ]
+    problems: list[FlowrlError] = []
+    names = ("prompt", "messages", "prompt_ids") if spec.column == "prompt" else (spec.column,)
+    if not any(name in source.columns for name in names):
+        problems.append(
+            DataError(
+                f"node '{node.name}': {source.name} has no column '{spec.column}' for the prompt",
+                at=node.at,
+                node=node.name,
+                found=f"columns {', '.join(source.columns)}",
+                wanted=" or ".join(f"'{name}'" for name in names),
+                fix=did_you_mean(spec.column, source.columns) or "fl.prompts(..., column='NAME')",
+            )
+        )
+    if source.num_rows is not None and source.num_rows < spec.batch and spec.last == "drop":
+        rows = source.num_rows
+        problems.append(
+            DataError(
+                f"node '{node.name}': {source.name}: {rows} usable of {rows} rows, batch needs {spec.batch}",
+                at=node.at,
+                node=node.name,
+                found=f"{rows} rows",
+                wanted=f">= {spec.batch} rows: the last rows that fill no batch are dropped",
+                fix=f"batch={rows} or less, more rows, or last='short' or 'wrap'",
+            )
+        )
+    return problems

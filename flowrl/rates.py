@@ -1,0 +1,381 @@
+"""Rows that flow a version, the bound of every queue, and the proof that these bounds cannot deadlock.
+
+A graph is a synchronous dataflow graph (Lee & Messerschmitt 1987, "Synchronous Data Flow", Proc. IEEE 75(9)): each
+firing of a node takes and gives a fixed number of rows. A dropped row still counts: it passes every edge as a mark that
+it was dropped, so that filters do not change a rate. One firing of
+
+* ``prompts`` gives a step: ``batch`` prompts,
+* ``rollout`` takes a prompt and gives its ``n`` samples,
+* a node per row, group or batch takes and gives 1, ``n`` or ``batch x n`` samples,
+* ``update`` takes ``batch x n`` samples, its own batch, and gives one version.
+
+A node that reads a column of the prompts takes the prompt's row once for all samples of its group: 1/n a sample. The
+version edge carries *permits to start a step*: an update gives as many as steps went into it, a rollout takes
+``1/batch`` a prompt, and ``staleness + 1`` lie there at the start, for version 0 exists before anything ran.
+`fl.evaluate` is left out: it reads one pinned batch whenever its version comes, so nothing flows.
+
+*No deadlock*: by their theorem it is enough that one iteration (every node as often as its repetition says) runs to its
+end from the initial permits in bounded queues: the queues are then as they were, and it can run again. A firing takes
+nothing from another that was ready, so the order in which the simulation fires does not matter.
+
+*Bound*: the rows of at most ``staleness + 1`` updates are between admission and consumption, so no queue holds more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from .errors import RateError
+from .graph import EvaluateSpec, Graph, Node, PromptsSpec, RolloutSpec, UpdateSpec
+
+TEXTS_OF_PROMPT = frozenset({"prompt", "prompt_ids"})
+SCALARS = frozenset({"scores", "stop"})
+"""Columns of one number a row: no tokens flow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flow:
+    """An edge with its rates."""
+
+    source: str
+    target: str
+    columns: tuple[str, ...]
+    """Empty for a gate and for a version edge."""
+    gives: Fraction
+    """Rows (permits, on a version edge) that one firing of the source puts on it."""
+    takes: Fraction
+    """Rows that one firing of the target takes."""
+    tokens: int = 0
+    """Permits that lie on it at the start."""
+    capacity: int | None = None
+    """Most rows that it may hold; None for a version edge."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """The most that an edge can hold."""
+
+    rows: int
+    unit: str
+    """``prompts`` or ``samples``."""
+    num_tokens: int | None
+    """Tokens of these rows at their longest; None where no length is declared, or no tokens flow."""
+    peak: int
+    """Most rows that the simulated iteration put on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """What is known of a graph's flow before it runs."""
+
+    edges: Mapping[tuple[str, str], Bound]
+    """By source and target."""
+    repetitions: Mapping[str, int]
+    """Firings of each node in one iteration: the smallest whole numbers that leave every queue as it was."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    flow: Flow
+    held: Fraction
+    peak: Fraction = field(default_factory=Fraction)
+
+    def ready(self) -> int:
+        """Firings of the target that it can feed."""
+        return math.floor(self.held / self.flow.takes)
+
+    def room(self) -> int | None:
+        """Firings of the source that it can take; None without a bound."""
+        if self.flow.capacity is None:
+            return None
+        return math.floor((self.flow.capacity - self.held) / self.flow.gives)
+
+
+def bounds(graph: Graph) -> Bounds:
+    """Balance the rates, bound the queues and prove that the bounds do not deadlock.
+
+    The graph must have no cycle, and no binding to a node that is not there.
+
+    Raises:
+        RateError: two paths bring rows at different rates, an update's batch is not made of whole steps, or the bounded
+            queues deadlock: with the repetition vector, or who waits for what.
+    """
+    edges = flows(graph)
+    times = repetitions(graph, edges)
+    queues = _run_one_iteration(graph, edges, times)
+    held = {
+        (queue.flow.source, queue.flow.target): _bound(graph, queue)
+        for queue in queues
+        if queue.flow.capacity is not None
+    }
+    return Bounds(edges=held, repetitions=times)
+
+
+def rollouts_of(graph: Graph, name: str) -> list[Node]:
+    """The rollouts that made the rows of a node, in the order of declaration; the node itself if it is one."""
+    return _behind(graph, name, RolloutSpec)
+
+
+def prompts_of(graph: Graph, name: str) -> list[Node]:
+    """The prompts that the rows of a node answer."""
+    rollouts = rollouts_of(graph, name)
+    return [node for rollout in rollouts for node in _behind(graph, rollout.name, PromptsSpec, through=True)]
+
+
+def step_size(graph: Graph, name: str) -> int:
+    """Prompts a step of the prompts behind a node; 0 when there are none."""
+    return max(
+        (spec.batch for node in prompts_of(graph, name) if isinstance(spec := node.spec, PromptsSpec)), default=0
+    )
+
+
+def group_size(graph: Graph, name: str) -> int:
+    """Samples of a prompt in the rows of a node; 0 when no rollout made them."""
+    specs = [node.spec for node in rollouts_of(graph, name)]
+    return min((spec.sampling.n for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+
+
+def version_size(graph: Graph, name: str) -> int:
+    """Prompts that the largest update of a rollout's samples consumes; a step's when nothing trains on them."""
+    step = step_size(graph, name)
+    sizes = [
+        node.spec.batch or step
+        for node in graph.nodes.values()
+        if isinstance(node.spec, UpdateSpec) and any(rollout.name == name for rollout in rollouts_of(graph, node.name))
+    ]
+    return max(sizes, default=step)
+
+
+def flows(graph: Graph) -> list[Flow]:
+    """Every edge with its rates, one for all columns between two nodes."""
+    result = []
+    nodes = graph.nodes
+    for node in nodes.values():
+        if isinstance(node.spec, EvaluateSpec):
+            continue
+        for source in node.sources:
+            result.append(_row_flow(graph, nodes[source], node))
+        if isinstance(node.spec, UpdateSpec):
+            result += _version_flows(graph, node)
+    return result
+
+
+def repetitions(graph: Graph, edges: list[Flow]) -> dict[str, int]:
+    """The repetition vector: the smallest whole solution of the balance equations.
+
+    Raises:
+        RateError: there is none.
+    """
+    times: dict[str, Fraction] = {}
+    for node in graph.nodes.values():
+        if isinstance(node.spec, EvaluateSpec) or node.name in times:
+            continue
+        times[node.name] = Fraction(1)
+        reached = [node.name]
+        while reached:
+            name = reached.pop()
+            for flow in edges:
+                if name in (flow.source, flow.target):
+                    other, rate = _across(flow, name, times)
+                    if other not in times:
+                        times[other] = rate
+                        reached.append(other)
+                    elif times[other] != rate:
+                        raise _unbalanced(graph, flow, times)
+    whole = math.lcm(*(value.denominator for value in times.values()))
+    firings = {name: int(value * whole) for name, value in times.items()}
+    shared = math.gcd(*firings.values())
+    return {name: count // shared for name, count in firings.items()}
+
+
+def _across(flow: Flow, name: str, times: Mapping[str, Fraction]) -> tuple[str, Fraction]:
+    """The node at the other end of an edge and its firings, by the balance of the edge."""
+    if name == flow.source:
+        return flow.target, times[name] * flow.gives / flow.takes
+    return flow.source, times[name] * flow.takes / flow.gives
+
+
+def _behind(graph: Graph, name: str, kind: type, *, through: bool = False) -> list[Node]:
+    nodes = graph.nodes
+    found: dict[str, Node] = {}
+    open_, seen = [name], {name}
+    while open_:
+        node = nodes.get(open_.pop())
+        if node is None:
+            continue
+        if isinstance(node.spec, kind):
+            found[node.name] = node
+            continue
+        if isinstance(node.spec, RolloutSpec) and not through:
+            continue
+        open_ += [source for source in node.sources if source not in seen]
+        seen.update(node.sources)
+    return [node for node in nodes.values() if node.name in found]
+
+
+def _samples_a_firing(graph: Graph, node: Node) -> int:
+    """Rows that one firing of a node behind a rollout takes."""
+    n, step = max(1, group_size(graph, node.name)), max(1, step_size(graph, node.name))
+    if isinstance(node.spec, UpdateSpec):
+        return (node.spec.batch or step) * n
+    return {"row": 1, "group": n, "batch": step * n}[node.per]
+
+
+def _row_flow(graph: Graph, source: Node, target: Node) -> Flow:
+    columns = tuple(dict.fromkeys(b.column for b in target.bindings if b.source == source.name))
+    if isinstance(source.spec, PromptsSpec):
+        n = max(1, group_size(graph, target.name))
+        single = isinstance(target.spec, RolloutSpec)
+        gives = Fraction(source.spec.batch)
+        takes = Fraction(1) if single else Fraction(_samples_a_firing(graph, target), n)
+        unit = 1
+    else:
+        unit = max(1, group_size(graph, source.name))
+        gives = Fraction(unit if isinstance(source.spec, RolloutSpec) else _samples_a_firing(graph, source))
+        takes = Fraction(_samples_a_firing(graph, target))
+    return Flow(
+        source=source.name,
+        target=target.name,
+        columns=columns,
+        gives=gives,
+        takes=takes,
+        capacity=_capacity(graph, source, target) * unit,
+    )
+
+
+def _capacity(graph: Graph, source: Node, target: Node) -> int:
+    """Prompts between admission and consumption at most."""
+    rollouts = rollouts_of(graph, target.name)
+    bound = [
+        (rollout.spec.staleness + 1) * version_size(graph, rollout.name)
+        for rollout in rollouts
+        if isinstance(rollout.spec, RolloutSpec)
+    ]
+    step = source.spec.batch if isinstance(source.spec, PromptsSpec) else 1
+    return max([*bound, step])
+
+
+def _version_flows(graph: Graph, update: Node) -> list[Flow]:
+    """Permits from an update to the rollouts of its model that it trains on."""
+    assert isinstance(update.spec, UpdateSpec)
+    result = []
+    for rollout in rollouts_of(graph, update.name):
+        step = step_size(graph, rollout.name)
+        if rollout.model is update.model and isinstance(rollout.spec, RolloutSpec) and step:
+            steps = Fraction(update.spec.batch or step, step)
+            permits = rollout.spec.staleness + 1
+            result.append(
+                Flow(
+                    source=update.name,
+                    target=rollout.name,
+                    columns=(),
+                    gives=steps,
+                    takes=Fraction(1, step),
+                    tokens=permits,
+                )
+            )
+    return result
+
+
+def _run_one_iteration(graph: Graph, edges: list[Flow], times: Mapping[str, int]) -> list[_Queue]:
+    """Fire every node as often as the vector says, as soon as its rows and the room for its rows are there.
+
+    Raises:
+        RateError: nothing can fire any more, and the iteration is not at its end.
+    """
+    queues = [_Queue(flow, Fraction(flow.tokens)) for flow in edges]
+    left = dict(times)
+    inputs = {name: [queue for queue in queues if queue.flow.target == name] for name in left}
+    outputs = {name: [queue for queue in queues if queue.flow.source == name] for name in left}
+    moved = True
+    while moved:
+        moved = False
+        for name, remaining in left.items():
+            limits = [queue.ready() for queue in inputs[name]]
+            limits += [room for queue in outputs[name] if (room := queue.room()) is not None]
+            count = min([remaining, *limits])
+            if count > 0:
+                _fire(inputs[name], outputs[name], count)
+                left[name] -= count
+                moved = True
+    if any(left.values()):
+        raise _deadlock(graph, queues, left)
+    return queues
+
+
+def _fire(inputs: list[_Queue], outputs: list[_Queue], count: int) -> None:
+    for queue in inputs:
+        queue.held -= queue.flow.takes * count
+    for queue in outputs:
+        queue.held += queue.flow.gives * count
+        queue.peak = max(queue.peak, queue.held)
+
+
+def _bound(graph: Graph, queue: _Queue) -> Bound:
+    flow = queue.flow
+    assert flow.capacity is not None
+    source = graph[flow.source]
+    from_prompts = isinstance(source.spec, PromptsSpec)
+    length = _longest_prompt(source) if from_prompts else _longest_response(graph, flow)
+    wanted = TEXTS_OF_PROMPT.intersection(flow.columns) if from_prompts else set(flow.columns) - SCALARS
+    return Bound(
+        rows=flow.capacity,
+        unit="prompts" if from_prompts else "samples",
+        num_tokens=flow.capacity * length if length and wanted else None,
+        peak=math.ceil(queue.peak),
+    )
+
+
+def _longest_prompt(node: Node) -> int | None:
+    return node.spec.max_prompt_tokens if isinstance(node.spec, PromptsSpec) else None
+
+
+def _longest_response(graph: Graph, flow: Flow) -> int:
+    specs = [node.spec for node in rollouts_of(graph, flow.source)]
+    return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+
+
+def _unbalanced(graph: Graph, flow: Flow, times: Mapping[str, Fraction]) -> RateError:
+    node = graph[flow.target]
+    return RateError(
+        f"node '{flow.target}' gets rows at different rates: no repetition vector exists",
+        at=node.at,
+        node=flow.target,
+        found=f"'{flow.source}' fires {times[flow.source]} times and gives {flow.gives} rows each; "
+        f"'{flow.target}' fires {times[flow.target]} times and takes {flow.takes}",
+        wanted=f"{flow.source} x {flow.gives} = {flow.target} x {flow.takes}",
+        fix="give its rollouts the same n and its prompts the same batch",
+    )
+
+
+def _deadlock(graph: Graph, queues: list[_Queue], left: Mapping[str, int]) -> RateError:
+    """Who waits for what when nothing can fire; an update that waits for more steps than may start is the usual one."""
+    for queue in queues:
+        flow = queue.flow
+        if flow.capacity is None and left[flow.source] and flow.tokens < flow.gives:
+            return _too_few_permits(graph, flow)
+    waits = [
+        f"'{queue.flow.target}' waits for '{queue.flow.source}'"
+        for queue in queues
+        if left[queue.flow.target] and not queue.ready()
+    ]
+    return RateError("the bounded queues deadlock", at=graph.at, found="; ".join(waits), wanted="one full iteration")
+
+
+def _too_few_permits(graph: Graph, flow: Flow) -> RateError:
+    update, rollout = graph[flow.source], graph[flow.target]
+    step, needed = step_size(graph, rollout.name), math.ceil(flow.gives)
+    batch = f"{needed * step} prompts, {needed} steps of {step}"
+    may_start = f"'{rollout.name}' may start {flow.tokens} at staleness={flow.tokens - 1}"
+    return RateError(
+        f"nodes '{update.name}' and '{rollout.name}' wait for each other: version 1 needs step {needed - 1}, and step "
+        f"{flow.tokens} needs version 1",
+        at=update.at,
+        node=update.name,
+        found=f"'{update.name}' consumes {batch}; {may_start}",
+        wanted=f"no more steps a version than may start: staleness + 1 >= {needed}",
+        fix=f"staleness >= {needed - 1} in '{rollout.name}', or batch={step} in '{update.name}'",
+    )
