@@ -229,7 +229,9 @@ def gmpo(
     log_ratio = logprobs - old_logprobs
     clamped = log_ratio.clamp(-clip_low, clip_high)
     kept = torch.where(advantages > 0, torch.minimum(log_ratio, clamped), torch.maximum(log_ratio, clamped))
-    ratio = _row_mean(torch.where(advantages == 0, 0.0, kept), mask).clamp(max=LOG_RATIO_LIMIT).exp()
+    summed = torch.where(mask & (advantages != 0), kept, 0).sum(-1)
+    # Divided as the aggregation divides a row's sum, so that the published form of the two together is met to rounding.
+    ratio = (summed / (mask.sum(-1).to(summed.dtype) + EMPTY)).clamp(max=LOG_RATIO_LIMIT).exp()
     value = -_row_mean(advantages, mask) * ratio
     return value[:, None].expand(mask.shape), _metrics(_ratio(logprobs, old_logprobs), kept != log_ratio)
 
@@ -287,7 +289,7 @@ def sapo(
     if not (tau_positive > 0 and tau_negative > 0):
         raise ValueError(f"a gate's temperature is positive; found {tau_positive} and {tau_negative}")
     ratio = _ratio(logprobs, old_logprobs)
-    tau = torch.where(advantages > 0, tau_positive, tau_negative).to(ratio.dtype)
+    tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)
     return -advantages * torch.sigmoid(tau * (ratio - 1)) * (4 / tau), {"ratio": ratio.detach()}
 
 
@@ -390,7 +392,7 @@ def _weighted_inside(
 
 def _row_mean(x: Tensor, mask: Tensor) -> Tensor:
     """[rows] means of x [rows, tokens] over each row's trained tokens; 0 without any."""
-    return torch.where(mask, x, 0).sum(-1) / (mask.sum(-1).to(x.dtype) + EMPTY)
+    return torch.where(mask, x, 0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def test_agrees_with_the_vector(family: str, case: Mapping[str, Any]) -> None:
 
 
 def _assert_equal(name: str, found: Any, wanted: Tensor, mask: Tensor | None) -> None:
-    found = torch.as_tensor(found)
+    found = torch.as_tensor(found, dtype=torch.float64 if isinstance(found, float) else None)
     assert found.dtype == torch.float64, f"{name} is {found.dtype}"
     assert found.shape == wanted.shape, f"{name} is {list(found.shape)}, the vector's is {list(wanted.shape)}"
     apart = (found - wanted).abs()
