@@ -79,7 +79,14 @@ def settings(function: Callable[..., Any], given: Mapping[str, Any], *, node: st
             )
     missing = [name for name, p in known.items() if p.default is p.empty and name not in given]
     if missing:
-        raise UnknownName(f"node '{node}' needs a value for its setting '{missing[0]}'", at=at, node=node)
+        raise UnknownName(
+            f"node '{node}' needs a value for its setting '{missing[0]}'",
+            at=at,
+            node=node,
+            found="no value, and no default",
+            wanted=f"{missing[0]}=VALUE",
+            fix=f"give {missing[0]}= in the call, or a default in the function",
+        )
     return dict(given)
 
 
@@ -96,7 +103,9 @@ def expect(handle: object, kind: type[Stream], *, node: str, parameter: str, at:
             node=node,
             found=repr(handle),
             wanted=f"a handle of type {kind.__name__}",
-            fix="check the order of the arguments" if isinstance(handle, Stream) else None,
+            fix="check the order of the arguments"
+            if isinstance(handle, Stream)
+            else "pass the handle that a node returned; settings go by keyword",
         )
 
 
@@ -127,6 +136,7 @@ def _only_column(stream: Stream, parameter: str, node: str, at: Location) -> tup
             node=node,
             found=", ".join(own) or "no column",
             wanted=f"one column, or one named '{parameter}'",
+            fix="pass the handle by position: its columns then bind by their names",
         )
     return stream.node, own[0]
 

@@ -72,7 +72,12 @@ class NodeFunction(Generic[P, R, S]):
             expect(streams[0], Samples, node=name, parameter="first argument", at=at)
         if mesh is not None and not (isinstance(mesh, Mesh) and mesh.workers):
             raise WrongType(
-                f"node '{name}' is a function and runs on CPU workers", at=at, node=name, found=str(mesh), wanted="Mesh.cpu(n)"
+                f"node '{name}' is a function and runs on CPU workers",
+                at=at,
+                node=name,
+                found=str(mesh),
+                wanted="Mesh.cpu(n)",
+                fix="mesh=fl.Mesh.cpu(4), or leave mesh= out to run it in the host process",
             )
         named = {key: value for key, value in given.items() if isinstance(value, Stream)}
         spec = self.spec(

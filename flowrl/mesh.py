@@ -42,21 +42,29 @@ class Mesh:
             size = getattr(self, axis)
             least = 0 if axis == "workers" else 1
             if isinstance(size, bool) or not isinstance(size, int) or size < least:
-                raise MeshError(f"mesh axis '{axis}' is not a count", found=repr(size), wanted=f"an integer >= {least}")
+                raise MeshError(
+                    f"mesh axis '{axis}' is not a count",
+                    found=f"{axis}={size!r}",
+                    wanted=f"an integer >= {least}",
+                    fix=f"{axis}={least} or more",
+                )
         if self.workers and any(getattr(self, axis) != 1 for axis in AXES):
             raise MeshError(
                 "a mesh is either CPU workers or model ranks",
-                found=str(self),
+                found=f"workers={self.workers}, " + ", ".join(f"{axis}={getattr(self, axis)}" for axis in AXES),
+                wanted="workers alone, or axes alone",
                 fix="use Mesh.cpu(workers) for function nodes and Mesh(dp=, tp=, ...) for models",
             )
         if self.device not in ("auto", "cpu", "cuda"):
-            raise MeshError("mesh has an unknown device", found=repr(self.device), wanted="'auto', 'cpu' or 'cuda'")
+            fix = "device='cuda'" if "cuda" in str(self.device) or "gpu" in str(self.device) else "device='cpu'"
+            wanted = "'auto', 'cpu' or 'cuda'"
+            raise MeshError("mesh has an unknown device", found=repr(self.device), wanted=wanted, fix=fix)
 
     @classmethod
     def cpu(cls, workers: int = 1) -> Mesh:
         """A pool of CPU worker processes for rewards and other functions."""
         if workers < 1:
-            raise MeshError("a CPU mesh needs a worker", found=workers, wanted="an integer >= 1")
+            raise MeshError("a CPU mesh needs a worker", found=workers, wanted="an integer >= 1", fix="Mesh.cpu(1)")
         return cls(workers=workers)
 
     @property

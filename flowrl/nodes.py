@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .backend import Output, Sampling
 from .columns import bind, expect, positional
-from .errors import FlowrlError, GraphError, Location, ProvenanceError, UnknownName, WrongType
+from .errors import FlowrlError, GraphError, Location, ProvenanceError, UnknownName, WrongType, did_you_mean
 from .functions import NodeFunction, gates_of
 from .graph import (
     Binding,
@@ -64,15 +64,23 @@ def prompts(
         epochs: passes over the source; None repeats for ever.
     """
     at = caller()
+    label = name or "prompts"
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise WrongType("prompts need a batch", at=at, found=repr(batch), wanted="an integer >= 1")
+        raise _no_count(label, at, "batch", batch)
     for setting, value, allowed in (
         ("on_too_long", on_too_long, ("error", "drop", "left")),
         ("on_missing", on_missing, ("error", "drop")),
         ("last", last, ("drop", "short", "wrap")),
     ):
         if value not in allowed:
-            raise WrongType(f"prompts' {setting} has an unknown policy", at=at, found=repr(value), wanted=" | ".join(allowed))
+            raise WrongType(
+                f"node '{label}': {setting} has an unknown policy",
+                at=at,
+                node=label,
+                found=repr(value),
+                wanted=" | ".join(allowed),
+                fix=did_you_mean(str(value), allowed) or f"{setting}={allowed[0]!r}",
+            )
     opened = _opened(source)
     spec = PromptsSpec(
         source=opened or source,
@@ -131,7 +139,7 @@ def rollout(
     expect(prompts, Prompts, node=name or "rollout", parameter="prompts", at=at)
     _check_sampling(name or "rollout", at, n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
     if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
-        raise WrongType("a rollout's staleness is no count", at=at, found=repr(staleness), wanted="an integer >= 0")
+        raise _no_count(name or "rollout", at, "staleness", staleness, least=0)
     sampling = Sampling(
         n=n,
         max_new_tokens=max_new_tokens,
@@ -202,7 +210,8 @@ def filter(
     for stream in streams:
         expect(stream, Stream, node=name or "filter", parameter="input", at=at)
     if per not in ("row", "group"):
-        raise WrongType("filter's per= has an unknown value", at=at, found=repr(per), wanted="'row' or 'group'")
+        fix = "per='row' drops samples, per='group' drops prompts with all their samples"
+        raise _wrong(name or "filter", at, "per= has an unknown value", per, "'row' or 'group'", fix)
     node = tracer().add(
         lambda final: Node(
             name=final,
@@ -265,7 +274,14 @@ def update(
     wanted = dict.fromkeys(("prompt_ids", "response_ids", "mask", "old_logprobs", *loss.reads))
     unknown = [key for key in named if key not in wanted]
     if unknown:
-        raise UnknownName(f"node '{label}' has no input '{unknown[0]}'", at=at, wanted=", ".join(wanted))
+        raise UnknownName(
+            f"node '{label}' has no input '{unknown[0]}'",
+            at=at,
+            node=label,
+            found=f"{unknown[0]}=",
+            wanted=", ".join(wanted),
+            fix=did_you_mean(unknown[0], wanted) or "name a column that the loss reads",
+        )
     columns = [_parameter(column) for column in wanted if column not in TRAINED]
     active = tracer()
     active.add(
@@ -317,9 +333,10 @@ def evaluate(
     _expect_model(model, label, at)
     expect(prompts, Prompts, node=label, parameter="prompts", at=at)
     if not isinstance(score, NodeFunction) or score.handle is not Scores:
-        raise WrongType(f"node '{label}' needs a reward function", at=at, found=repr(score), wanted="one under @fl.reward")
+        fix = "pass the function itself, not what calling it gives"
+        raise _wrong(label, at, "score is no reward function", score, "a function under @fl.reward", fix)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise WrongType(f"node '{label}' has no period", at=at, found=f"every={every!r}", wanted="versions >= 1")
+        raise _no_count(label, at, "every", every)
     active = tracer()
     lengths = [
         node.spec.sampling.max_new_tokens for node in active.nodes.values()
@@ -379,6 +396,7 @@ def _forward(
             node=label,
             found=f"model '{model.name}' has head='{model.head}'",
             wanted=f"head='{head}'",
+            fix=f"fl.Model(..., head='{head}')",
         )
     node = tracer().add(
         lambda final: Node(
@@ -410,11 +428,11 @@ def _check_sampling(
 ) -> None:
     for setting, value in (("n", n), ("max_new_tokens", max_new_tokens)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise WrongType(f"node '{node}': {setting} is no count", at=at, found=repr(value), wanted="an integer >= 1")
+            raise _no_count(node, at, setting, value)
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
-        raise WrongType(f"node '{node}' has no temperature", at=at, found=repr(temperature), wanted="a float >= 0")
-    if not 0 < top_p <= 1:
-        raise WrongType(f"node '{node}': top_p is no share", at=at, found=repr(top_p), wanted="0 < top_p <= 1")
+        raise _wrong(node, at, "temperature is no temperature", temperature, "a float >= 0", "1.0 samples, 0 is greedy")
+    if isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
+        raise _wrong(node, at, "top_p is no share", top_p, "0 < top_p <= 1", "top_p=1.0 keeps every token")
 
 
 def _check_update(node: str, at: Location, loss: Any, **counts: int | None) -> None:
@@ -422,19 +440,33 @@ def _check_update(node: str, at: Location, loss: Any, **counts: int | None) -> N
         raise WrongType(
             f"node '{node}' has no loss",
             at=at,
+            node=node,
             found=repr(loss),
             wanted="a flowrl Loss",
             fix="call the loss function: loss=losses.ppo_clip(clip_low=0.2, clip_high=0.2)",
         )
     for setting, value in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise WrongType(f"node '{node}': {setting} is no count", at=at, found=repr(value), wanted="an integer >= 1")
+            raise _no_count(node, at, setting, value)
+
+
+def _no_count(node: str, at: Location, setting: str, value: object, *, least: int = 1) -> WrongType:
+    return _wrong(node, at, f"{setting} is no count", value, f"an integer >= {least}", f"{setting}={least} or more")
+
+
+def _wrong(node: str, at: Location, what: str, value: object, wanted: str, fix: str) -> WrongType:
+    return WrongType(f"node '{node}': {what}", at=at, node=node, found=repr(value), wanted=wanted, fix=fix)
 
 
 def _expect_model(model: object, node: str, at: Location) -> None:
     if not isinstance(model, Model):
         raise WrongType(
-            f"node '{node}' takes a model as its first argument", at=at, node=node, found=repr(model), wanted="an fl.Model"
+            f"node '{node}' takes a model as its first argument",
+            at=at,
+            node=node,
+            found=repr(model),
+            wanted="an fl.Model",
+            fix="check the order of the arguments: the model, what it reads, further streams",
         )
 
 

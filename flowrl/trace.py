@@ -6,6 +6,7 @@ import contextvars
 import functools
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -56,9 +57,18 @@ class Tracer:
             numbered = (default if i == 1 else f"{default}_{i}" for i in range(1, len(taken) + 2))
             return next(candidate for candidate in numbered if candidate not in taken)
         if not isinstance(name, str) or not name.isidentifier():
-            raise GraphError("a node's name is no identifier", at=at, found=repr(name), wanted="letters, digits and _")
+            fix = f"name='{re.sub('[^0-9a-zA-Z_]', '_', str(name))}'"
+            problem = "a node's name is no identifier"
+            raise GraphError(problem, at=at, node=default, found=repr(name), wanted="letters, digits and _", fix=fix)
         if name in RESERVED:
-            raise NameConflict(f"node name '{name}' is reserved for the runtime", at=at, fix="choose another name")
+            raise NameConflict(
+                f"node name '{name}' is reserved for the runtime",
+                at=at,
+                node=name,
+                found=f"name='{name}'",
+                wanted=f"none of {', '.join(sorted(RESERVED))}",
+                fix=f"name='{default if default not in RESERVED else f'{default}_node'}'",
+            )
         if name in self.nodes:
             first = self.nodes[name].at
             raise NameConflict(
@@ -76,7 +86,7 @@ class Tracer:
         if known is not model:
             raise NameConflict(
                 f"two models are named '{model.name}'",
-                at=at,
+                at=model.at or at,
                 found=f"{known.source} and {model.source}",
                 wanted="one model under each name",
                 fix="give one its own: fl.Model(..., name='critic')",
@@ -92,7 +102,11 @@ def tracer() -> Tracer:
     active = _tracer.get()
     if active is None:
         raise GraphError(
-            "a node is declared outside a graph function", at=caller(), fix="put the call into a function under @fl.graph"
+            "a node is declared outside a graph function",
+            at=caller(),
+            found="no graph function is running",
+            wanted="a call inside a function under @fl.graph",
+            fix="put the call into the graph function",
         )
     return active
 
@@ -163,7 +177,9 @@ class GraphFunction(Generic[P]):
         finally:
             _tracer.reset(token)
         if not active.nodes:
-            raise GraphError(f"graph '{self.name}' declares no node", at=self.at, fix="call fl.prompts(...) in its body")
+            fix = "call fl.prompts(...) in its body"
+            problem = f"graph '{self.name}' declares no node"
+            raise GraphError(problem, at=self.at, found="no node", wanted="one node or more", fix=fix)
         return Graph.build(self.name, active.nodes.values(), values, doc=inspect.getdoc(self.function) or "", at=self.at)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +197,9 @@ class GraphFunction(Generic[P]):
         bound.apply_defaults()
         missing = [name for name in signature.parameters if name not in bound.arguments]
         if missing:
-            raise GraphError(f"graph '{self.name}' needs a value for '{missing[0]}'", at=self.at, fix=f"--{missing[0]} VALUE")
+            problem = f"graph '{self.name}' needs a value for '{missing[0]}'"
+            fix = f"--{missing[0]} VALUE"
+            raise GraphError(problem, at=self.at, found="no default", wanted=f"a value for '{missing[0]}'", fix=fix)
         return dict(bound.arguments)
 
 
