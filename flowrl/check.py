@@ -198,14 +198,16 @@ def _minibatch_notes(graph: Graph) -> list[str]:
 def check_lengths(graph: Graph, facts: Mapping[str, ModelFacts]) -> list[FlowrlError]:
     """The longest prompt and the longest response fit into every model that reads them."""
     problems: list[FlowrlError] = []
+    seen: set[tuple[str, int]] = set()  # One line for each model and length: the first of its readers.
     for node in graph.nodes.values():
         limit = facts[node.model.name].max_length if node.model and node.model.name in facts else None
         if limit is None or node.model is None:
             continue
         response = _longest_response(graph, node)
         prompt, prompts = _longest_prompt(graph, node)
-        if response + prompt <= limit:
+        if response + prompt <= limit or (node.model.name, response + prompt) in seen:
             continue
+        seen.add((node.model.name, response + prompt))
         assumed = f"max_prompt_tokens={prompt}" if prompts else "a prompt of 1 token"
         room = limit - prompt
         fix = f"max_new_tokens={room}" if room > 0 else f"max_prompt_tokens={max(1, limit - response)}"

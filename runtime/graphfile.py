@@ -85,7 +85,7 @@ def _each_once(graphs: Mapping[str, Loaded]) -> dict[str, Loaded]:
 
 
 def _choose(graphs: Mapping[str, Loaded], name: str | None, path: Path) -> Loaded:
-    shown = location(str(path), 1).file
+    shown = shown_path(path)
     names = ", ".join(graphs) or "no graph"
     if not graphs:
         fix = "put @fl.graph above the function that declares the nodes"
@@ -142,15 +142,25 @@ def _import_error(error: BaseException, path: Path) -> BaseException:
     if isinstance(error, SyntaxError):
         at = location(error.filename or str(path), error.lineno or 1)
         found = (error.text or "").strip() or None
-        return ConfigError(f"{type(error).__name__}: {error.msg}", at=at, found=found, wanted="a line of Python")
+        problem = f"{type(error).__name__}: {error.msg}"
+        return ConfigError(problem, at=at, found=found, wanted="a line of Python", fix="correct this line")
     if not isinstance(error, Exception | SystemExit):
         return error
     own = _own_frames(error.__traceback__, path)
     shown = "".join(traceback.format_exception(type(error), error, own)).rstrip()
     line = own.tb_lineno if own else 1
     return ConfigError(
-        f"importing the graph file failed: {type(error).__name__}: {error}\n{shown}", at=location(str(path), line)
+        f"importing the graph file failed: {type(error).__name__}: {error}\n{shown}",
+        at=location(str(path), line),
+        found=type(error).__name__,
+        wanted="a file that imports without an error",
+        fix=f"'python {shown_path(path)}' shows the same error",
     ).with_traceback(own)
+
+
+def shown_path(path: Path) -> str:
+    """A path as the user would type it: relative when it lies below the working directory."""
+    return location(str(path), 1).file
 
 
 def _own_frames(frames: TracebackType | None, path: Path) -> TracebackType | None:

@@ -1,0 +1,26 @@
+"""A leave-one-out baseline of one sample.
+
+error: GroupError
+node: rloo
+message: node 'rloo' needs 2 samples of a prompt; rollout 'rollout' makes 1
+"""
+
+import flowrl as fl
+from flowrl import advantages, losses
+
+ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(64)]
+
+
+@fl.reward
+def exact_match(response: str, answer: str) -> float:
+    return float(response.strip() == answer)
+
+
+@fl.graph
+def grpo(lr: float = 1e-6):
+    policy = fl.Model("model", optimizer=fl.AdamW(lr=lr))
+    prompts = fl.prompts(ROWS, batch=8)
+    samples = fl.rollout(policy, prompts, max_new_tokens=64)
+    scores = exact_match(samples)
+    advantage = advantages.rloo(samples, scores)  # here
+    fl.update(policy, samples, advantage, loss=losses.ppo_clip())

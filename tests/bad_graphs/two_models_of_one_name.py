@@ -1,0 +1,30 @@
+"""Two models have one name.
+
+error: NameConflict
+message: two models are named 'model'
+"""
+
+import flowrl as fl
+from flowrl import advantages, losses
+
+ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(64)]
+
+
+@fl.reward
+def exact_match(response: str, answer: str) -> float:
+    return float(response.strip() == answer)
+
+
+@fl.graph
+def grpo(lr: float = 1e-6):
+    policy = fl.Model("model", optimizer=fl.AdamW(lr=lr))
+    prompts = fl.prompts(ROWS, batch=8)
+    samples = fl.rollout(policy, prompts, n=4, max_new_tokens=64)
+    reference = fl.Model("reference")
+    other = fl.Model("other")  # here
+    ref = fl.logprobs(reference, samples)
+    more = fl.logprobs(other, samples)
+    scores = exact_match(samples)
+    advantage = advantages.grpo(samples, scores)
+    loss = losses.ppo_clip() + 0.1 * losses.kl()
+    fl.update(policy, samples, advantage, ref, more, loss=loss)
