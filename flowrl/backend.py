@@ -119,7 +119,7 @@ class Backend(Protocol):
     """One model on one rank."""
 
     version: int
-    """Version of the weights that are loaded; `step` and `import_weights` change it."""
+    """Version of the weights that are loaded; `publish`, `import_weights` and `load` change it."""
     tokenizer: Tokenizer
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Response]:
@@ -162,11 +162,21 @@ class Backend(Protocol):
         """
         ...
 
-    def step(self, denominator: float) -> Metrics:
-        """Divide the gradients by `denominator`, sum over dp, clip, optimise, forget the gradients.
+    def step(self, denominator: float, clip_grad: float | None = None) -> Metrics:
+        """Divide the gradients by `denominator`, sum over dp, clip to the norm `clip_grad`, optimise, forget them.
 
         Every rank of the mesh calls it together. `denominator` is the sum over the whole mini-batch and all ranks; 0
         means that nothing was trained: weights and optimizer are left bit-identical. The version does not change here.
+
+        Args:
+            denominator: what `Loss.denominator` gives.
+            clip_grad: largest global norm of the divided gradients; None does not clip.
+
+        Returns:
+            ``grad_norm`` before clipping, ``lr``, and ``skipped`` (1 when nothing was trained).
+
+        Raises:
+            NodeError: the norm is not finite; nothing is changed then.
         """
         ...
 
