@@ -1,0 +1,180 @@
+"""Rows to tensors: micro-batches, padded ids, and where each response token stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flowrl.errors import NodeError
+from flowrl.rows import Ragged, Rows
+
+Indices = NDArray[np.int64]
+
+
+def micro_batches(lengths: Indices, max_tokens: int | None) -> list[list[int]]:
+    """Positions of rows, packed greedily in the given order.
+
+    Args:
+        lengths: [rows] tokens of prompt and response.
+        max_tokens: most padded tokens (rows x longest) of a micro-batch; a longer row stands alone. None packs all
+            rows into one.
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for row, length in enumerate(lengths.tolist()):
+        longest = max(longest, length)
+        if batches and (max_tokens is None or (len(batches[-1]) + 1) * longest <= max_tokens):
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+            longest = length
+    return batches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The rows of one forward pass, and the response tokens that are wanted of them."""
+
+    rows: Rows
+    ids: Tensor
+    """[rows, tokens] int64 prompt and response, padded with 0 on the right, up to the last wanted `position`."""
+    row: Tensor
+    """[wanted] int64: row of each wanted response token."""
+    token: Tensor
+    """[wanted] int64: its place in the response."""
+    position: Tensor
+    """[wanted] int64: the token before it in `ids`, whose state predicts it."""
+    target: Tensor
+    """[wanted] int64: its id."""
+    mask: Tensor
+    """[rows, longest response] bool: true at the wanted tokens."""
+
+    def grid(self, values: Tensor) -> Tensor:
+        """[rows, longest response] with the wanted tokens' values ([wanted]) in place and 0 elsewhere."""
+        if values.numel() == self.mask.numel():
+            return values.view(self.mask.shape)  # no padding: they stand in order
+        return values.new_zeros(self.mask.shape).index_put((self.row, self.token), values)
+
+    def flat(self, column: Tensor) -> Tensor:
+        """[wanted] of a column that `column` gave."""
+        if column.dim() == 1:
+            return column[self.row]
+        return column.view(-1) if column.numel() == len(self.row) else column[self.row, self.token]
+
+    def column(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A column as a tensor: [rows, longest response] when it is ragged, else [rows]; floats become `dtype`.
+
+        Raises:
+            NodeError: there is no such column, it holds no numbers, or a row's length is not its response's.
+        """
+        column = self.rows.columns.get(name)
+        if column is None:
+            raise NodeError(
+                f"the loss reads column '{name}', which the rows do not have",
+                found=", ".join(self.rows.columns),
+                wanted=name,
+            )
+        if isinstance(column, Ragged):
+            response: Ragged = self.rows["response_ids"]
+            if not np.array_equal(column.offsets - column.offsets[0], response.offsets - response.offsets[0]):
+                raise _wrong_length(self.rows, name, column, response)
+            array = np.zeros(tuple(self.mask.shape), column.values.dtype)
+            array[grid_of(column.lengths)] = packed(column)
+        else:
+            array = np.asarray(column)
+        if array.dtype.kind not in "biuf":
+            raise NodeError(f"column '{name}' holds no numbers", found=f"dtype {array.dtype}", wanted="numbers")
+        return torch.from_numpy(array).to(self.mask.device, dtype if array.dtype.kind == "f" else None)
+
+
+def grid_of(lengths: Indices) -> tuple[Indices, Indices]:
+    """Row and place of each value of packed arrays of the given lengths."""
+    starts = np.cumsum(lengths) - lengths
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    return row, np.arange(len(row)) - starts[row]
+
+
+def sequences(rows: Rows) -> Indices:
+    """[rows, longest] int64 prompts and responses, padded with 0 on the right."""
+    prompt: Ragged = rows["prompt_ids"]
+    response: Ragged = rows["response_ids"]
+    lengths = prompt.lengths + response.lengths
+    ids = np.zeros((len(rows), int(lengths.max(initial=0))), np.int64)
+    ids[grid_of(prompt.lengths)] = packed(prompt)
+    row, token = grid_of(response.lengths)
+    ids[row, prompt.lengths[row] + token] = packed(response)
+    return ids
+
+
+def packed(column: Ragged) -> NDArray[Any]:
+    """All values of the rows, one after the other."""
+    return column.values[column.offsets[0] : column.offsets[-1]]
+
+
+def make_batch(rows: Rows, device: torch.device, wanted: NDArray[np.bool_] | None = None) -> Batch:
+    """Pad rows into a batch.
+
+    Args:
+        rows: ``prompt_ids`` and ``response_ids``.
+        device: where the tensors go.
+        wanted: [all response tokens] which of them; None wants all.
+    """
+    before, after = rows["prompt_ids"].lengths, rows["response_ids"].lengths
+    ids = sequences(rows)
+    row, token = grid_of(after)
+    position = before[row] + token
+    target = ids[row, position]
+    shape = (len(rows), int(after.max(initial=0)))
+    if wanted is not None:
+        row, token, target, position = row[wanted], token[wanted], target[wanted], position[wanted]
+    mask = np.zeros(shape, np.bool_)
+    mask[row, token] = True
+    ids = np.ascontiguousarray(ids[:, : position.max(initial=0)])
+    tensors = [torch.from_numpy(array).to(device) for array in (ids, row, token, position - 1, target, mask)]
+    return Batch(rows, *tensors)
+
+
+def check_prompts(rows: Rows) -> None:
+    """Every response token needs a token before it.
+
+    Raises:
+        NodeError: a prompt has no tokens.
+    """
+    empty = np.flatnonzero(rows["prompt_ids"].lengths == 0)
+    if len(empty):
+        raise NodeError(f"the prompt of {rows.keys[int(empty[0])]} has no tokens", wanted="at least one token")
+
+
+def mask_of(rows: Rows) -> Ragged:
+    """The ``mask`` column, checked against the responses' lengths.
+
+    Raises:
+        NodeError: a row's mask is not as long as its response.
+    """
+    mask: Ragged = rows["mask"]
+    response: Ragged = rows["response_ids"]
+    if not np.array_equal(mask.lengths, response.lengths):
+        raise _wrong_length(rows, "mask", mask, response)
+    return mask
+
+
+def trained_rows(mask: Ragged) -> Sequence[int]:
+    """Positions of the rows that have a trained token."""
+    row, _ = grid_of(mask.lengths)
+    trained = row[packed(mask).astype(np.bool_)]
+    return [int(one) for one in np.unique(trained)]
+
+
+def _wrong_length(rows: Rows, name: str, column: Ragged, response: Ragged) -> NodeError:
+    row = int(np.flatnonzero(column.lengths != response.lengths)[0])
+    return NodeError(
+        f"column '{name}' of {rows.keys[row]} has not one value for each response token",
+        found=f"{column.lengths[row]} values",
+        wanted=f"{response.lengths[row]}, the length of response_ids",
+    )

@@ -1,0 +1,195 @@
+"""The decoding loop: all rows of a call advance together, and each is given away when it ends.
+
+Prompts are read once and shared by their samples. Rows that have ended stay in the batch, ignored, until they are a
+quarter of it; then the others move together. Neither changes what a row samples (see `sampling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from flowrl.backend import Prompt, Response, Sampling, StopReason, Tokenizer
+from flowrl.errors import LengthError, NodeError
+from flowrl.rows import Key
+
+from .network import Network
+from .sampling import choose, row_seeds, uniforms
+
+COMPACT_AT = 0.25
+"""Share of ended rows above which the others move together: copying the cache costs about one step of what it saves."""
+CPU_BYTES = 4 << 30
+"""Most memory for caches and logits on a CPU; on a GPU it is half of what is free."""
+SAMPLER_BYTES = 32
+"""For each row and vocabulary entry: logits, their float32 and float64 forms, and what sorting them needs."""
+
+
+def generate(
+    network: Network, tokenizer: Tokenizer, prompts: Sequence[Prompt], sampling: Sampling, seed: int, version: int
+) -> Iterator[Response]:
+    """Answer each prompt ``sampling.n`` times; see `flowrl.backend.Backend.generate`.
+
+    Raises:
+        LengthError: a prompt and the longest response are longer than the model.
+        NodeError: a prompt has no tokens, or the model's logits are not finite.
+    """
+    _check_prompts(network, prompts, sampling)
+    for chunk in _chunks(network, prompts, sampling):
+        decoding = Decoding(network, tokenizer, chunk, sampling, seed, version)
+        while decoding.num_open:
+            yield from decoding.step()
+
+
+class Decoding:
+    """One batch that is being sampled. Its tensors have one row a *slot*, which is an open row or one that has ended."""
+
+    def __init__(
+        self,
+        network: Network,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        seed: int,
+        version: int,
+    ) -> None:
+        self.sampling, self.version, self.tokenizer = sampling, version, tokenizer
+        self.keys = [Key(p.key.step, p.key.prompt, sample) for p in prompts for sample in range(sampling.n)]
+        self.num_open = len(self.keys)
+        self.position = 0
+        self._device = next(network.module.parameters()).device
+        with torch.inference_mode():
+            self._decoder = network.decoder(*self._padded(prompts), sampling.n, sampling.max_new_tokens - 1)
+            shape = (self.num_open, sampling.max_new_tokens)
+            self._ids = torch.zeros(shape, dtype=torch.int64, device=self._device)
+            self._logprobs = torch.zeros(shape, dtype=torch.float32, device=self._device)
+            drawn = uniforms(row_seeds(seed, self.keys), sampling.max_new_tokens)
+            self._uniforms = torch.from_numpy(drawn).to(self._device)
+            self._open = torch.ones(self.num_open, dtype=torch.bool, device=self._device)
+            self._ends = self._end_table(network.vocab_size)
+
+    @torch.inference_mode()
+    def step(self) -> list[Response]:
+        """Sample one token of every open row; the rows that it ends."""
+        at = self.position
+        chosen, logprobs = choose(
+            self._decoder.logits,
+            self._uniforms[:, at],
+            temperature=self.sampling.temperature,
+            top_k=self.sampling.top_k,
+            top_p=self.sampling.top_p,
+        )
+        self._ids[:, at] = chosen
+        self._logprobs[:, at] = logprobs
+        self.position += 1
+        responses = self._finish(self._ended(chosen))
+        if self.num_open:
+            if len(self.keys) - self.num_open > COMPACT_AT * len(self.keys):
+                chosen = chosen[self._compact()]
+            self._decoder.advance(chosen)
+        return responses
+
+    def _ended(self, chosen: Tensor) -> dict[int, StopReason]:
+        """Slots of the rows that end with this token, and why."""
+        ended: dict[int, StopReason] = {}
+        if not self.sampling.ignore_eos:
+            ended = dict.fromkeys((self._ends[chosen] & self._open).nonzero()[:, 0].tolist(), "eos")
+        last = self.position == self.sampling.max_new_tokens
+        if last or self.sampling.stop:
+            for slot in self._open.nonzero()[:, 0].tolist():
+                if slot not in ended and self.sampling.stop and self._has_stop_string(slot):
+                    ended[slot] = "stop_string"
+                elif last:
+                    ended.setdefault(slot, "length")
+        return ended
+
+    def _finish(self, ended: dict[int, StopReason]) -> list[Response]:
+        if not ended:
+            return []
+        slots = torch.tensor(sorted(ended), device=self._device)
+        ids = self._ids[slots, : self.position].tolist()
+        logprobs = self._logprobs[slots, : self.position]
+        if not torch.isfinite(logprobs).all():
+            bad = int((~torch.isfinite(logprobs)).any(1).nonzero()[0])
+            raise NodeError(
+                f"the logits of {self.keys[sorted(ended)[bad]]} are not finite",
+                found=f"log-probs {logprobs[bad].tolist()}",
+                wanted="finite weights",
+            )
+        self._open[slots] = False
+        self.num_open -= len(ended)
+        return [
+            Response(
+                key=self.keys[slot], ids=row_ids, logprobs=row_logprobs, stop=ended[slot], version=self.version
+            )
+            for slot, row_ids, row_logprobs in zip(sorted(ended), ids, logprobs.tolist(), strict=True)
+        ]
+
+    def _compact(self) -> Tensor:
+        """Drop the slots that have ended; those that stay."""
+        stay = self._open.nonzero()[:, 0]
+        self._decoder.select(stay)
+        self._ids, self._logprobs = self._ids[stay], self._logprobs[stay]
+        self._uniforms, self._open = self._uniforms[stay], self._open[stay]
+        self.keys = [self.keys[slot] for slot in stay.tolist()]
+        return stay
+
+    def _has_stop_string(self, slot: int) -> bool:
+        """Whether a stop string is part of the text.
+
+        The last tokens are looked at first: a character takes at most four of them, one a byte.
+        """
+        near = 4 * max(map(len, self.sampling.stop)) + 4
+        ids = self._ids[slot, : self.position].tolist()
+        return all(
+            any(stop in text for stop in self.sampling.stop)
+            for text in (self.tokenizer.decode(part) for part in ((ids[-near:], ids) if near < len(ids) else (ids,)))
+        )
+
+    def _end_table(self, vocab_size: int) -> Tensor:
+        """[vocabulary] bool: the ids that end a response."""
+        table = torch.zeros(vocab_size, dtype=torch.bool)
+        table[[id for id in self.tokenizer.eos_ids if id < vocab_size]] = True
+        return table.to(self._device)
+
+    def _padded(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
+        """[prompts, longest] ids, padded on the left, and [prompts] lengths."""
+        lengths = [len(prompt.ids) for prompt in prompts]
+        longest = max(lengths)
+        padded = [[0] * (longest - len(prompt.ids)) + list(prompt.ids) for prompt in prompts]
+        return torch.tensor(padded, device=self._device), torch.tensor(lengths, device=self._device)
+
+
+def _check_prompts(network: Network, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+    for prompt in prompts:
+        length = len(prompt.ids)
+        if not length:
+            raise NodeError(f"the prompt of {prompt.key} has no tokens", wanted="at least one token")
+        if network.max_length is not None and length + sampling.max_new_tokens > network.max_length:
+            raise LengthError(
+                f"the prompt of {prompt.key} and its response are longer than the model",
+                found=f"{length} + {sampling.max_new_tokens} tokens",
+                wanted=f"at most {network.max_length}",
+                fix="lower max_new_tokens=, or set max_prompt_tokens= of fl.prompts",
+            )
+
+
+def _chunks(network: Network, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Sequence[Prompt]]:
+    """All prompts at once, unless their caches would not fit."""
+    if not prompts:
+        return
+    longest = max(len(prompt.ids) for prompt in prompts) + sampling.max_new_tokens
+    row_bytes = longest * network.cache_bytes + network.vocab_size * SAMPLER_BYTES
+    size = max(1, _free_bytes(network) // (row_bytes * sampling.n))
+    for start in range(0, len(prompts), size):
+        yield prompts[start : start + size]
+
+
+def _free_bytes(network: Network) -> int:
+    device = next(network.module.parameters()).device
+    if device.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + kept) // 2

@@ -1,0 +1,76 @@
+"""The one owner of special tokens of a Hugging Face model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from flowrl.errors import BackendError
+
+
+class HFTokenizer:
+    """Text to ids and back; see `flowrl.backend.Tokenizer`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.wrapped: Any = AutoTokenizer.from_pretrained(folder)
+        self.eos_ids = _eos_ids(folder, self.wrapped.eos_token_id)
+
+    def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids with special tokens; messages go through the chat template, which writes its own.
+
+        Raises:
+            BackendError: messages, and the tokenizer has no chat template.
+        """
+        if not isinstance(prompt, str):
+            return self._without_second_bos(self._ids(self._chat(prompt), special=False))
+        ids = self._ids(prompt, special=True)
+        if len(ids) > 1 and ids[-1] in self.eos_ids and self._ids(prompt, special=False)[-1:] != ids[-1:]:
+            ids = ids[:-1]  # a prompt that the tokenizer ends has nothing to continue
+        return self._without_second_bos(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text, special tokens left out."""
+        text: str = self.wrapped.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files."""
+        self.wrapped.save_pretrained(folder)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        ids: list[int] = self.wrapped(text, add_special_tokens=special, verbose=False)["input_ids"]
+        return ids
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        if not self.wrapped.chat_template:
+            raise BackendError(
+                "a prompt is a list of chat messages, and the tokenizer has no chat template",
+                found=self.wrapped.name_or_path,
+                fix="give prompts as text, or a model folder with chat_template.jinja",
+            )
+        text: str = self.wrapped.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+    def _without_second_bos(self, ids: list[int]) -> list[int]:
+        """Text from a template that wrote the beginning-of-sequence token already gets it a second time."""
+        bos = self.wrapped.bos_token_id
+        while bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[1:]
+        return ids
+
+
+def _eos_ids(folder: Path, tokenizer_eos: int | None) -> frozenset[int]:
+    """The tokenizer's id with those of ``config.json`` and ``generation_config.json``, each a number or a list."""
+    found: list[Any] = [tokenizer_eos]
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        config = json.loads(path.read_text()) if path.is_file() else {}
+        found += [config.get("eos_token_id"), (config.get("text_config") or {}).get("eos_token_id")]
+    ids = [id for item in found for id in (item if isinstance(item, list) else [item])]
+    return frozenset(id for id in ids if id is not None)

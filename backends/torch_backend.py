@@ -1,0 +1,295 @@
+"""The whole contract over one `Network`: everything of a backend that does not depend on where its model comes from.
+
+A model is replicated on every rank of its mesh; ranks meet in `step` alone, where gradients are summed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch import distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from flowrl.backend import Metrics, Output, Prompt, Ranks, Response, Sampling, Sum, Tokenizer
+from flowrl.errors import BackendError, CheckpointError
+from flowrl.loss import TRAINED, Loss
+from flowrl.model import Model
+from flowrl.rows import Ragged, Rows
+from flowrl.weights import weights_checksum
+
+from .batch import Batch, check_prompts, make_batch, mask_of, micro_batches, packed, sequences, trained_rows
+from .generate import generate
+from .network import Network
+from .optimizer import Optimizer
+from .sampling import scaled_logits
+from .weights import named_state, replace_state
+
+FORWARD_TOKENS = 1 << 15
+"""Padded tokens of one pass without a gradient; only speed depends on it."""
+LOGITS_NUMBERS = 1 << 26
+"""Most logits at a time, 256 MiB of float32; when there are more they are read in parts, and again in backward."""
+HEAD_OF = {"logprobs": "lm", "entropy": "lm", "values": "value", "scores": "score"}
+OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "flowrl_state.json"
+LOG_RATIO_LIMIT = 20.0
+"""Of metrics: one token that the trainer finds impossible must not make a mean infinite."""
+
+
+class TorchBackend:
+    """One model on one rank, in torch; see `flowrl.backend.Backend` for what each method promises."""
+
+    def __init__(self, model: Model, ranks: Ranks, network: Network, tokenizer: Tokenizer) -> None:
+        if ranks.world_size != ranks.dp_size:
+            raise BackendError(
+                f"backend '{model.backend}' replicates model '{model.name}' and cannot split it",
+                found=str(model.mesh),
+                wanted="a mesh with dp alone",
+                fix="backend='megatron' splits a model by tp, pp and ep",
+            )
+        self.version = 0
+        self.tokenizer = tokenizer
+        self.model, self.ranks, self.network = model, ranks, network
+        network.module.eval()  # dropout off: the trainer's log-probs have to be those of the sampler
+        network.module.requires_grad_(model.optimizer is not None)
+        parameters = dict(network.module.named_parameters())
+        self.optimizer = Optimizer(parameters, model.optimizer, ranks) if model.optimizer else None
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Response]:
+        """Yield each response when it ends."""
+        self._check_head(["logprobs"])
+        return generate(self.network, self.tokenizer, prompts, sampling, seed, self.version)
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, outputs: Sequence[Output], temperature: float) -> Rows:
+        """Outputs of the response tokens, without a gradient; log-probs at temperature 0 are those at 1."""
+        self._check_head(outputs)
+        check_prompts(rows)
+        parts = [
+            self._forward(rows.take(part), outputs, temperature)
+            for part in micro_batches(_lengths(rows), FORWARD_TOKENS)
+        ]
+        offsets = rows["response_ids"].offsets
+        columns: dict[str, Any] = {}
+        for name in outputs:
+            values = np.concatenate([np.zeros(0, np.float32), *(part[name] for part in parts)])
+            columns[name] = values if name == "scores" else Ragged(values, offsets - offsets[0])
+        return Rows(rows.keys, columns)
+
+    def backward(self, rows: Rows, loss: Loss, temperature: float, max_tokens: int | None) -> Metrics:
+        """Add the gradient of the loss's unnormalised sum; rows without a trained token are left out at once."""
+        self._trained()
+        self._check_head([name for name in TRAINED if name in loss.reads])
+        check_prompts(rows)
+        trained = rows.take(trained_rows(mask_of(rows)))
+        sums: dict[str, Tensor] = {}
+        tokens = 0
+        for part in micro_batches(_lengths(trained), max_tokens):
+            some = trained.take(part)
+            wanted = packed(mask_of(some)).astype(np.bool_)
+            batch = make_batch(some, self._device, wanted)
+            tokens += int(wanted.sum())
+            for name, total in self._backward(batch, loss, temperature).items():
+                sums[name] = sums[name] + total if name in sums else total
+        return _metrics(sums, tokens, len(trained), loss)
+
+    def step(self, denominator: float, *, clip_grad: float | None = None) -> Metrics:
+        """Sum the gradients over dp, divide once, clip, optimise."""
+        return self._trained().step(denominator, clip_grad)
+
+    def publish(self, version: int) -> None:
+        """Name the weights as they are now."""
+        self.version = version
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The complete state; the tensors are the model's own, so copy what has to outlive the next step."""
+        yield from named_state(self.network.module).items()
+
+    def import_weights(self, tensors: Mapping[str, Tensor], version: int) -> str:
+        """Replace the complete state, and return its checksum."""
+        replace_state(self.network.module, tensors)
+        if self.optimizer:
+            self.optimizer.read_weights()
+        self.version = version
+        return self.checksum()
+
+    def checksum(self) -> str:
+        """Of the weights as they are now."""
+        return weights_checksum(self.export_weights())
+
+    def save(self, folder: Path) -> None:
+        """Write an ordinary model folder and beside it the optimizer; ranks hold the same, and rank 0 writes."""
+        if self.ranks.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._save_model(folder)
+            if self.optimizer:
+                save_file({k: v.contiguous() for k, v in self.optimizer.state().items()}, folder / OPTIMIZER_FILE)
+            state = {
+                "version": self.version,
+                "num_steps": self.optimizer.num_steps if self.optimizer else 0,
+                "weights": self.checksum(),
+            }
+            (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+        if self.ranks.world_size > 1:
+            dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, or the weights are not those that were saved.
+        """
+        wanted = [STATE_FILE, *([OPTIMIZER_FILE] if self.optimizer else [])]
+        missing = [name for name in wanted if not (folder / name).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"there is no complete checkpoint of model '{self.model.name}' in {folder}",
+                found=f"no {' and no '.join(missing)}",
+                wanted=", ".join(wanted),
+            )
+        state = json.loads((folder / STATE_FILE).read_text())
+        tensors = self._load_model(folder)
+        found = weights_checksum(tensors.items())
+        if found != state["weights"]:
+            raise CheckpointError(
+                f"the weights in {folder} are not those that were saved", found=found, wanted=state["weights"]
+            )
+        optimizer_state = load_file(folder / OPTIMIZER_FILE) if self.optimizer else {}
+        replace_state(self.network.module, tensors)
+        if self.optimizer:
+            self.optimizer.load_state(optimizer_state, state["num_steps"])
+        self.version = state["version"]
+
+    def _save_model(self, folder: Path) -> None:
+        """Write weights, configuration and tokenizer."""
+        raise NotImplementedError
+
+    def _load_model(self, folder: Path) -> dict[str, Tensor]:
+        """The complete state that `_save_model` wrote, by the names of `export_weights`."""
+        raise NotImplementedError
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.network.module.parameters()).device
+
+    def _forward(self, rows: Rows, outputs: Sequence[Output], temperature: float) -> dict[str, np.ndarray[Any, Any]]:
+        """Each output of some rows as one packed float32 array."""
+        batch = make_batch(rows, self._device)
+        found: dict[str, Tensor] = {}
+        if "scores" in outputs:
+            last = torch.from_numpy(_lengths(rows) - 1).to(self._device)
+            ids = torch.from_numpy(sequences(rows)).to(self._device)
+            found["scores"] = self.network.values(self.network.states(ids, torch.arange(len(rows)).to(last), last))
+        elif len(batch.target):
+            states = self.network.states(batch.ids, batch.row, batch.position)
+            found = self._read(states, batch.target, temperature)
+        empty = torch.zeros(0)
+        return {name: found.get(name, empty).float().cpu().numpy() for name in outputs}
+
+    def _backward(self, batch: Batch, loss: Loss, temperature: float) -> dict[str, Tensor]:
+        """Add one micro-batch's gradient; sums of its metrics, each name with its weight under ``name/weight``."""
+        states = self.network.states(batch.ids, batch.row, batch.position)
+        found = self._read(states, batch.target, temperature, entropy="entropy" in loss.reads)
+        dtype = next(iter(found.values())).dtype
+        columns = {
+            name: batch.grid(found[name]) if name in TRAINED else batch.column(name, dtype)
+            for name in loss.reads
+            if name != "mask"
+        }
+        numerator, metrics = loss.total(columns, batch.mask)
+        numerator.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            sums = _drift(batch, {name: value.detach() for name, value in found.items()}, dtype)
+            sums["loss"] = numerator.detach()
+            for name, (total, count) in metrics.items():
+                sums[name], sums[f"{name}/weight"] = total, count
+        return sums
+
+    def _read(
+        self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False
+    ) -> dict[str, Tensor]:
+        """What the head says of each wanted token ([wanted] each), in parts when all logits together are too many."""
+        if self.network.head != "lm":
+            return {"values": self.network.values(states)}
+        read = partial(self._read_logits, temperature=temperature, entropy=entropy)
+        size = max(1, LOGITS_NUMBERS // self.network.vocab_size)
+        if len(target) <= size:
+            logprobs, entropies = read(states, target)
+        else:
+            again = partial(checkpoint, read, use_reentrant=False) if torch.is_grad_enabled() else read
+            starts = range(0, len(target), size)
+            parts = [again(states[start : start + size], target[start : start + size]) for start in starts]
+            logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+        return {"logprobs": logprobs, "entropy": entropies}
+
+    def _read_logits(
+        self, states: Tensor, target: Tensor, *, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-prob of each target and entropy of its distribution; the latter has a gradient if asked for."""
+        logprobs = torch.log_softmax(scaled_logits(self.network.logits(states), temperature), -1)
+        every = logprobs if entropy else logprobs.detach()
+        return logprobs.gather(-1, target[:, None])[:, 0], -(every.exp() * every).sum(-1)
+
+    def _trained(self) -> Optimizer:
+        if self.optimizer is None:
+            raise BackendError(
+                f"model '{self.model.name}' is frozen and cannot be trained",
+                found="optimizer=None",
+                fix="fl.Model(..., optimizer=fl.AdamW(lr=1e-6))",
+            )
+        return self.optimizer
+
+    def _check_head(self, outputs: Sequence[str]) -> None:
+        for name in outputs:
+            if HEAD_OF[name] != self.network.head:
+                raise BackendError(
+                    f"model '{self.model.name}' does not compute '{name}'",
+                    found=f"head='{self.network.head}'",
+                    wanted=f"head='{HEAD_OF[name]}'",
+                )
+
+
+def _lengths(rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """[rows] tokens of prompt and response."""
+    lengths: np.ndarray[Any, np.dtype[np.int64]] = rows["prompt_ids"].lengths + rows["response_ids"].lengths
+    return lengths
+
+
+def _drift(batch: Batch, found: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Sums over trained tokens of how far the trained policy is from the reference and from the sampler.
+
+    The estimators k1 and k3 of http://joschu.net/blog/kl-approx.html: ``-log r`` and ``r - 1 - log r``.
+    """
+    if "logprobs" not in found:
+        return {}
+    sums = {"entropy": found["entropy"].sum()}
+    if "old_logprobs" in batch.rows.columns:
+        log_ratio = found["logprobs"] - batch.flat(batch.column("old_logprobs", dtype))
+        sums["kl"] = -log_ratio.sum()
+        sums["mismatch_kl"] = _k3(log_ratio)
+    if "ref_logprobs" in batch.rows.columns:
+        sums["kl"] = _k3(batch.flat(batch.column("ref_logprobs", dtype)) - found["logprobs"])
+    return sums
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (log_ratio.expm1() - log_ratio).sum()
+
+
+def _metrics(sums: dict[str, Tensor], tokens: int, rows: int, loss: Loss) -> Metrics:
+    """Numbers from tensors, in one transfer."""
+    values = torch.stack([value.double() for value in sums.values()]).tolist() if sums else []
+    numbers = dict(zip(sums, values, strict=True))
+    metrics: Metrics = {"tokens": Sum(float(tokens), 1.0), "rows": Sum(float(rows), 1.0)}
+    metrics["loss"] = Sum(numbers.pop("loss", 0.0), loss.denominator(tokens, rows))
+    for name, value in numbers.items():
+        if not name.endswith("/weight"):
+            metrics[name] = Sum(value, numbers.get(f"{name}/weight", float(tokens)))
+    return metrics

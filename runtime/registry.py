@@ -1,0 +1,88 @@
+"""The table of backends: what ``fl.Model(..., backend=NAME)`` names. Each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import cast
+
+from flowrl.backend import BackendFactory
+from flowrl.errors import BackendError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """Where a backend is, and what it needs."""
+
+    path: str
+    """``module:Class``."""
+    needs: tuple[str, ...]
+    """Packages, by their import names."""
+    extra: str | None = None
+    """The extra of flowrl that installs them; None when flowrl itself does."""
+
+
+BACKENDS = {
+    "hf": Entry(path="flowrl.backends.hf:HFBackend", needs=("torch", "transformers")),
+    "tiny": Entry(path="flowrl.backends.tiny:TinyBackend", needs=("torch",)),
+    "fsdp": Entry(path="flowrl.backends.fsdp:FSDPBackend", needs=("torch", "transformers")),
+    "megatron": Entry(path="flowrl.backends.megatron:MegatronBackend", needs=("megatron.core",), extra="megatron"),
+    "vllm": Entry(path="flowrl.backends.vllm:VLLMBackend", needs=("vllm",), extra="vllm"),
+}
+
+
+def load_backend(name: str) -> BackendFactory:
+    """The backend of a name; never another one in its place.
+
+    Raises:
+        BackendError: nobody has that name, a package is missing, or this flowrl was built without it.
+    """
+    entry = _entry(name)
+    missing = missing_packages(name)
+    if missing:
+        package = missing[0].partition(".")[0]
+        wanted = f"flowrl[{entry.extra}]" if entry.extra else "flowrl"
+        raise BackendError(f"backend '{name}' needs the {package} package: pip install '{wanted}'")
+    module, _, attribute = entry.path.partition(":")
+    if not _exists(module):
+        raise BackendError(
+            f"backend '{name}' is not part of this flowrl",
+            found=f"no module {module}",
+            wanted=" or ".join(repr(one) for one in available()),
+        )
+    return cast(BackendFactory, getattr(importlib.import_module(module), attribute))
+
+
+def available() -> tuple[str, ...]:
+    """Names of the backends that can be loaded here."""
+    return tuple(
+        name for name, entry in BACKENDS.items() if not missing_packages(name) and _exists(entry.path.partition(":")[0])
+    )
+
+
+def missing_packages(name: str) -> tuple[str, ...]:
+    """Packages that a backend needs and that are not installed; nothing is imported but their parents.
+
+    Raises:
+        BackendError: nobody has that name.
+    """
+    return tuple(package for package in _entry(name).needs if not _exists(package))
+
+
+def _entry(name: str) -> Entry:
+    if name not in BACKENDS:
+        raise BackendError(
+            f"there is no backend '{name}'",
+            found=repr(name),
+            wanted=", ".join(BACKENDS),
+            fix=did_you_mean(name, BACKENDS),
+        )
+    return BACKENDS[name]
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
