@@ -12,9 +12,10 @@ import zmq
 from flowrl.errors import WireError
 
 from . import sockets, wire
-from .loop import BATCH, has_message
+from .loop import BATCH, NOBLOCK, has_message
 from .wire import Header, Hello, Kind
 
+_SNDMORE = int(zmq.SNDMORE) | NOBLOCK
 _PING_S = 1.0
 _PING = wire.encode(Kind.PING)
 _MAX_HELLO_BYTES = 1024
@@ -129,8 +130,8 @@ class ControlServer:
 
     def _send(self, identity: bytes, frame: bytes) -> bool:
         try:
-            self._socket.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
-            self._socket.send(frame, zmq.NOBLOCK)
+            self._socket.send(identity, _SNDMORE)
+            self._socket.send(frame, NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -140,9 +141,12 @@ class ControlServer:
     def _read(self) -> list[tuple[str, dict[str, Any]]]:
         messages: list[tuple[str, dict[str, Any]]] = []
         for _ in range(BATCH):
-            identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            identity = self._socket.recv(NOBLOCK)
+            part = self._socket.recv(NOBLOCK, copy=False)
+            while part.more:  # no message of ours has a third frame: its end is garbage and is refused as such
+                part = self._socket.recv(NOBLOCK, copy=False)
             try:
-                self._on_message(identity, frames[0], messages)
+                self._on_message(identity, part.bytes, messages)
             except (WireError, LookupError, TypeError, ValueError):
                 self.rejected += 1
             if not has_message(self._socket):

@@ -19,9 +19,8 @@ order. So what a receiver has seen is a prefix, and a number not above the highe
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from threading import Event
 
 from . import wire
 
@@ -50,8 +49,11 @@ class Item:
     attempts: int = 0
     """How often it was sent."""
     withdrawn: bool = False
-    sent: Event | None = field(default=None, repr=False)
-    """Set when the item is first sent, or withdrawn, for a caller that waits for that."""
+
+    @property
+    def left(self) -> bool:
+        """Whether it no longer waits to be sent for the first time."""
+        return self.attempts > 0 or self.withdrawn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +108,6 @@ class SendWindow:
         else:
             self.sent += 1
         item.attempts += 1
-        if item.sent:
-            item.sent.set()
         return item
 
     def acknowledge(self, seqs: list[int], *, refused: bool = False) -> None:
@@ -123,11 +123,9 @@ class SendWindow:
 
     def withdraw(self, item: Item) -> None:
         """Take back an item that was never sent; one that was stays."""
-        if item.attempts == 0 and item in self.waiting:
+        if item.attempts == 0:
             self.waiting.remove(item)
             item.withdrawn = True
-        if item.sent:
-            item.sent.set()
 
     def disconnect(self) -> None:
         """The consumer is gone, or another one takes its place: what it has not acknowledged waits again, in order."""

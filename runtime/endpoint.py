@@ -8,11 +8,10 @@ for credit, and to serve what `on_control` takes.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
@@ -24,7 +23,7 @@ from flowrl.rows import Rows
 from . import sockets, wire
 from .blocks import decode_rows, encode_rows
 from .credit import Item, Window
-from .loop import BATCH, Loop, has_message
+from .loop import BATCH, NOBLOCK, Loop, has_message
 from .queue import Block, Inbox, Outbox, ReceiveStatistics, SendStatistics
 from .tensors import decode_tensors, encode_tensors
 from .wire import Header, Kind
@@ -103,8 +102,8 @@ class Endpoint:
         """When the scheduler last said something; it pings each second."""
         self._scheduler, self._folder = scheduler, run_dir_socket
         self._window = Window(items=window_items, num_bytes=window_bytes)
-        self._arrivals: SimpleQueue[Control | Data | Ended | BaseException] = SimpleQueue()
-        self._loop = Loop(f"io {name}", before_sleep=self._flush, on_failure=self._arrivals.put)
+        self._arrivals: deque[Control | Data | Ended | BaseException] = deque()
+        self._loop = Loop(f"io {name}", before_sleep=self._flush, on_failure=self._arrivals.append)
         self._context: sockets.Context | None = None
         self._control: zmq.Socket[bytes] | None = None
         self._rejected = 0
@@ -135,7 +134,7 @@ class Endpoint:
             raise
         self._context, self._router = context, router
         self._inbox = Inbox(router, self._loop, window=self._window, decode=_decode, deliver=self._deliver)
-        self._outbox = Outbox(self.name, self.incarnation, context, self._loop, on_error=self._arrivals.put)
+        self._outbox = Outbox(self.name, self.incarnation, context, self._loop, on_error=self._arrivals.append)
         if self._scheduler:
             self._connect(context, self._scheduler)
         self._loop.start()
@@ -148,9 +147,8 @@ class Endpoint:
         """
         if self._context is None or self._closed:
             return
-        deadline = time.monotonic() + drain_s
-        while self._loop.running and time.monotonic() < deadline and self.statistics().undelivered:
-            time.sleep(0.005)
+        if drain_s and self._loop.running:
+            self._loop.run_until(lambda: not self.statistics().undelivered, drain_s)
         self._closed = True
         if self._loop.stop(_STOP_S):
             self._outbox.close()
@@ -195,13 +193,11 @@ class Endpoint:
         """
         assert not self._loop.inside, "put() would block the thread that it waits for"
         payload = encode_rows(rows, header, context=f"rows for {peer_name!r}")
-        item = Item(0, payload, payload.num_bytes, sent=Event())
-        assert item.sent is not None
+        item = Item(0, payload, payload.num_bytes)
         self._call(self._outbox.send, peer_name, peer_address, item)
-        if not item.sent.wait(timeout_s):
+        if not self._loop.run_until(lambda: item.left, timeout_s):
             self._call(self._outbox.withdraw, peer_name, item)
-            if not item.sent.wait(_STOP_S):
-                raise RunError(f"the I/O thread of {self.name!r} does not answer")
+            self._loop.run_until(lambda: item.left, _STOP_S)
         if item.withdrawn:
             raise self._no_credit(peer_name, peer_address, item, timeout_s)
 
@@ -230,12 +226,11 @@ class Endpoint:
             WireError: a peer refused a block.
             Exception: whatever ended the I/O thread.
         """
-        if self._owed_items and self._arrivals.empty():
-            self._acknowledge_now()
-        try:
-            arrival = self._arrivals.get(timeout=timeout_s)
-        except Empty:
-            return None
+        if not self._arrivals:
+            self._loop.run_until(self._has_arrived, timeout_s)
+            if not self._arrivals:
+                return None
+        arrival = self._arrivals.popleft()
         if isinstance(arrival, BaseException):
             raise arrival
         return arrival
@@ -252,7 +247,8 @@ class Endpoint:
         self._owed_items += 1
         self._owed_bytes += data.block.num_bytes
         if 4 * self._owed_items >= self._window.items or 4 * self._owed_bytes >= self._window.num_bytes:
-            self._acknowledge_now()
+            self._owed_items = self._owed_bytes = 0
+            self._loop.call(self._inbox.flush)
 
     def statistics(self) -> EndpointStatistics:
         """A snapshot; also after `close`."""
@@ -283,11 +279,10 @@ class Endpoint:
 
     def _send_control(self, frame: bytes) -> None:
         assert self._control is not None, f"endpoint {self.name!r} has no scheduler"
-        self._control.send(frame, zmq.NOBLOCK)
+        self._control.send(frame, NOBLOCK)
 
-    def _acknowledge_now(self) -> None:
-        self._owed_items = self._owed_bytes = 0
-        self._loop.wake()
+    def _has_arrived(self) -> bool:
+        return bool(self._arrivals)
 
     def _flush(self) -> None:
         if self._inbox.has_commits:
@@ -295,28 +290,29 @@ class Endpoint:
 
     def _deliver(self, block: Block) -> None:
         if block.content is None:
-            self._arrivals.put(Ended(block.producer))
+            self._arrivals.append(Ended(block.producer))
         else:
             header, content = block.content
-            self._arrivals.put(Data(header, content, block.producer, block))
+            self._arrivals.append(Data(header, content, block.producer, block))
 
     def _on_control_readable(self) -> None:
         assert self._control is not None
         for _ in range(BATCH):
-            if not has_message(self._control):
-                return
             try:
-                message = wire.decode(self._control.recv_multipart(zmq.NOBLOCK)[0])
-                self.scheduler_seen = time.monotonic()
-                if message.kind == Kind.PING:
-                    self._control.send(_PONG, zmq.NOBLOCK)
-                    continue
-                content = wire.meta_of(message)
+                self._on_control_message(wire.decode(self._control.recv(NOBLOCK)))
             except WireError:
                 self._rejected += 1
-                continue
-            if self.on_control is None or not self.on_control(content):
-                self._arrivals.put(Control(content))
+            if not has_message(self._control):
+                return
+
+    def _on_control_message(self, message: wire.Message) -> None:
+        self.scheduler_seen = time.monotonic()
+        if message.kind == Kind.PING:
+            self._send_control(_PONG)
+            return
+        content = wire.meta_of(message)
+        if self.on_control is None or not self.on_control(content):
+            self._arrivals.append(Control(content))
 
     def _no_credit(self, peer_name: str, address: str, item: Item, timeout_s: float) -> DeadlineError:
         state = self._outbox.statistics().get(peer_name)

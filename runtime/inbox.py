@@ -13,7 +13,7 @@ from flowrl.errors import WireError
 
 from . import wire
 from .credit import Arrival, ReceiveWindow, Window
-from .loop import BATCH, Loop, has_message
+from .loop import BATCH, NOBLOCK, Loop, has_message
 from .wire import Ack, Flag, Hello, Kind, Nack, Welcome
 
 _MAX_HELLO_BYTES = 1024
@@ -129,7 +129,7 @@ class Inbox:
         for _ in range(BATCH):
             if not has_message(self._socket):
                 return
-            identity = self._socket.recv(zmq.NOBLOCK)
+            identity = self._socket.recv(NOBLOCK)
             first, rest = _receive_rest(self._socket)
             try:
                 self._on_message(identity, first, rest)
@@ -212,7 +212,7 @@ class Inbox:
 
     def _reply(self, identity: bytes, frame: bytes) -> None:
         try:
-            self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, frame], NOBLOCK)
         except zmq.ZMQError as error:
             # The producer is gone, or connects anew and will be told then: an ACK is repeated for a duplicate.
             if error.errno != zmq.EHOSTUNREACH:
@@ -221,9 +221,9 @@ class Inbox:
 
 def _receive_rest(made: zmq.Socket[bytes]) -> tuple[bytes, list[memoryview]]:
     """Frame 0 as a copy, for libzmq may place a small frame at an odd address; the body's frames as they lie."""
-    frame = made.recv(zmq.NOBLOCK, copy=False)
+    frame = made.recv(NOBLOCK, copy=False)
     first, rest = frame.bytes, []
     while frame.more:
-        frame = made.recv(zmq.NOBLOCK, copy=False)
+        frame = made.recv(NOBLOCK, copy=False)
         rest.append(frame.buffer)
     return first, rest

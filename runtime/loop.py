@@ -1,7 +1,21 @@
-"""The I/O thread: one poll loop that owns every socket of a process.
+"""The poll loop that owns every socket of a process, run by the thread that waits for it or else by an I/O thread.
 
-Two threads on one ZeroMQ socket mix the parts of their messages, so other threads hand work over (`Loop.call`) and
-never touch a socket. A hand-over costs a deque append, and a write to a pipe only when the loop sleeps.
+Two threads on one ZeroMQ socket mix the parts of their messages, so a lock goes with the sockets: who holds it has *the
+turn*, and nobody else touches them. (ZeroMQ allows a socket to move between threads across a full memory barrier, which
+a lock is.)
+
+Handing each message from an I/O thread to the main thread and back costs two thread switches, on a virtual machine 100
+us each. So the main thread takes the turn itself whenever it waits (`Loop.run_until`) and sends by itself
+(`Loop.call`). The I/O thread takes the turn when the main thread has been away for `_GRACE_S`, in a training step say,
+and gives it back when asked: then messages are served, acknowledged and sent as promptly as before.
+
+==========================  =========================  =================================
+main thread                 turn                       I/O thread
+==========================  =========================  =================================
+waits in `run_until`        main thread's              asleep, looks now and then
+away for less than grace    nobody's; `call` takes it  asleep until the grace is over
+away for longer             I/O thread's               polls
+==========================  =========================  =================================
 """
 
 from __future__ import annotations
@@ -22,14 +36,25 @@ OnReadable = Callable[[], None]
 BATCH = 64
 """Messages that a handler reads from its socket before others get their turn."""
 
+# Plain ints: pyzmq takes 6 us to look up an enum member.
+NOBLOCK = int(zmq.NOBLOCK)
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+
+_GRACE_S = 0.005
+"""How long sockets may go unserved before the I/O thread takes over. Shorter firings pay for no thread switch."""
+
+_LONGEST_SLEEP_S = 0.08
+"""Between two looks of the I/O thread while the main thread waits."""
+
 
 class Loop:
-    """Runs handlers of readable sockets, calls from other threads, and timers, all in one thread.
+    """Runs handlers of readable sockets, calls from other threads, and timers; one thread at a time.
 
     Args:
-        name: of the thread.
-        before_sleep: run before each poll: what was gathered meanwhile is sent at once.
-        on_failure: given the exception that ended the loop, in the loop's thread.
+        name: of the I/O thread. before_sleep: run before each poll: what was gathered meanwhile is sent at once.
+        on_failure: given the exception that ended the I/O thread, in that thread. A failure in another thread's turn is
+        raised
+            there.
     """
 
     def __init__(
@@ -45,20 +70,25 @@ class Loop:
         self._handlers: dict[object, OnReadable] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller.register(self._wake_read, zmq.POLLIN)
-        self._sleeping = self._stopping = False
+        self._turn = _Turn()
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Sockets made before this moment belong to it from now on."""
+        """Start the I/O thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread after the calls already made; False if it did not end in time."""
+        """Run the calls already made and end the I/O thread; False if it did not end in time."""
+        self._stopping = True
+        self._turn.rouse()
+        self.wake()
         if self._thread.is_alive():
-            self.call(self._stop)
             self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
+        self._run_calls()
+        self._before_sleep()
         if self._wake_write >= 0:
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -67,8 +97,8 @@ class Loop:
 
     @property
     def inside(self) -> bool:
-        """Whether the caller runs in the loop's thread."""
-        return threading.get_ident() == self._thread.ident
+        """Whether the caller runs in a handler or a call of this loop."""
+        return self._turn.holder == threading.get_ident()
 
     @property
     def running(self) -> bool:
@@ -76,25 +106,42 @@ class Loop:
         return self._thread.is_alive()
 
     def call(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function` in the loop's thread soon; at once when that is the caller's. Any thread may call this."""
+        """Run `function` with the turn: at once if it is free or the caller's, else soon. Any thread may call this."""
         assert os.getpid() == self._pid, "a forked process must make its own endpoint"
         if self.inside:
             function(*args)
             return
         self._calls.append((function, args))
-        if self._sleeping:
+        # Whoever has the turn looks at the calls after giving it back, so a call made meanwhile is not forgotten.
+        if not self._serve_calls():
             self.wake()
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
-        """Run `function` after a while; from the loop's thread only."""
+        """Run `function` after a while; to be called with the turn."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), function))
+
+    def run_until(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Take the turn and run the loop until `done()`; False when the time is over first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._turn.take(self.wake)
+        try:
+            while not done():
+                left = None if deadline is None else deadline - time.monotonic()
+                if self._stopping or (left is not None and left < 0):
+                    return False
+                self._step(left)
+            return True
+        finally:
+            self._turn.give_back()
+            if self._calls:
+                self._serve_calls()
 
     def wake(self) -> None:
         """End the current poll, or the next one if none runs."""
-        # Full pipe: the loop has not yet seen earlier wake-ups, and will. Closed: it has ended.
+        # Full pipe: earlier wake-ups are still to be seen, and will be. Closed: the loop has ended.
         try:
             os.write(self._wake_write, b"\0")
-        except (BlockingIOError, OSError):
+        except OSError:
             return
 
     def watch(self, socket: zmq.Socket[bytes], on_readable: OnReadable) -> None:
@@ -107,44 +154,127 @@ class Loop:
         if self._handlers.pop(socket, None) is not None:
             self._poller.unregister(socket)
 
-    def _stop(self) -> None:
-        self._stopping = True
-
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._run_calls()
-                self._before_sleep()
-                self._poll()
-            self._before_sleep()
+                if self._turn.sleep_while_others_serve():
+                    continue
+                with self._turn:
+                    while not (self._stopping or self._turn.wanted):
+                        self._step(None)
         except BaseException as error:  # whatever it is, the main thread has to hear of it
             self._on_failure(error)
+
+    def _serve_calls(self) -> bool:
+        """Run the waiting calls if the turn is free; whether none is left over."""
+        while self._calls:
+            if not self._turn.try_take():
+                return False
+            try:
+                self._run_calls()
+            finally:
+                self._turn.release()
+        return True
 
     def _run_calls(self) -> None:
         while self._calls:
             function, args = self._calls.popleft()
             function(*args)
+
+    def _step(self, longest_s: float | None) -> None:
+        """Run what is due, then poll once and handle what has come."""
+        self._run_calls()
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
-
-    def _poll(self) -> None:
-        # `_sleeping` is set before the last look at the calls, so that a call made later finds it set.
-        self._sleeping = True
-        timeout_ms = 0 if self._calls or self._stopping else self._until_timer_ms()
-        ready = self._poller.poll(timeout_ms)
-        self._sleeping = False
-        for source, _ in ready:
+        self._before_sleep()
+        for source, _ in self._poller.poll(self._timeout_ms(longest_s)):
             if source == self._wake_read:
                 os.read(self._wake_read, 4096)
             elif handler := self._handlers.get(source):  # an earlier handler may have closed it
                 handler()
 
-    def _until_timer_ms(self) -> int | None:
-        if not self._timers:
-            return None
-        return int(max(0.0, self._timers[0][0] - time.monotonic()) * 1000) + 1
+    def _timeout_ms(self, longest_s: float | None) -> int | None:
+        if self._timers:
+            due_s = max(0.0, self._timers[0][0] - time.monotonic())
+            longest_s = due_s if longest_s is None else min(due_s, longest_s)
+        return None if longest_s is None else int(longest_s * 1000) + 1  # rounded up, lest it spins at the end
+
+
+class _Turn:
+    """Whose turn it is to touch the sockets."""
+
+    def __init__(self) -> None:
+        self.holder = 0
+        """Identity of the thread that has the turn."""
+        self.wanted = False
+        """A thread waits for the I/O thread to give the turn back."""
+        self._lock = threading.Lock()
+        self._visitors = 0
+        self._left_at = time.monotonic()
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self._looks_at = 0.0
+        self._sleep_s = _GRACE_S
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def try_take(self) -> bool:
+        """Take the turn if it is free, for a moment."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self.holder = threading.get_ident()
+        return True
+
+    def release(self) -> None:
+        """Give back what `try_take` took."""
+        self.holder = 0
+        self._lock.release()
+
+    def take(self, wake: Callable[[], None]) -> None:
+        """Take the turn to wait with it; the I/O thread is asked to give it back."""
+        self._visitors += 1
+        while not self._lock.acquire(blocking=False):
+            self.wanted = True
+            wake()
+            if self._lock.acquire(timeout=1.0):
+                break
+        self.wanted = False
+        self.holder = threading.get_ident()
+
+    def give_back(self) -> None:
+        """The waiting is over; the I/O thread may have the turn after the grace."""
+        now = self._left_at = time.monotonic()
+        self._visitors -= 1
+        self.release()
+        if self._looks_at - now > 2 * _GRACE_S:
+            self.rouse()
+
+    def rouse(self) -> None:
+        """End the I/O thread's sleep."""
+        self._looks_at = 0.0
+        if self._asleep.locked():
+            self._asleep.release()
+
+    def sleep_while_others_serve(self) -> bool:
+        """For the I/O thread: False if nobody has served the sockets for the grace, else sleep a while."""
+        now = time.monotonic()
+        if self._visitors:
+            self._sleep_s = min(2 * self._sleep_s, _LONGEST_SLEEP_S)
+        else:
+            self._sleep_s = self._left_at + _GRACE_S - now
+            if self._sleep_s <= 0:
+                self._sleep_s = _GRACE_S
+                return False
+        self._looks_at = now + self._sleep_s
+        self._asleep.acquire(timeout=self._sleep_s)
+        return True
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message can be read without blocking; cheaper than an attempt that fails."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(socket.get(_EVENTS)) & _POLLIN)

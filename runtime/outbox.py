@@ -13,7 +13,7 @@ from flowrl.errors import WireError
 
 from . import sockets, wire
 from .credit import Item, SendStatistics, SendWindow, Window
-from .loop import BATCH, Loop, has_message
+from .loop import BATCH, NOBLOCK, Loop, has_message
 from .wire import Ack, Flag, Kind, Nack, Welcome
 
 _REOPEN_AFTER_S = 0.05
@@ -91,8 +91,8 @@ class Outbox:
 
     def withdraw(self, peer_name: str, item: Item) -> None:
         """Take back an item that no credit was there for."""
-        peer = self._peers.get(peer_name)
-        (peer.credit if peer else SendWindow()).withdraw(item)
+        if peer := self._peers.get(peer_name):
+            peer.credit.withdraw(item)
 
     def drop(self, peer_name: str) -> None:
         """Forget a peer with all that is not delivered to it: the scheduler issues those rows again."""
@@ -129,7 +129,7 @@ class Outbox:
         self._loop.watch(made, lambda: self._on_readable(peer))
         self._loop.watch(peer.monitor, lambda: self._on_monitor(peer))
         made.connect(peer.address)
-        made.send(wire.encode(Kind.HELLO, wire.hello(self._name, self._incarnation)), zmq.NOBLOCK)
+        made.send(wire.encode(Kind.HELLO, wire.hello(self._name, self._incarnation)), NOBLOCK)
 
     def _close(self, peer: _Peer) -> None:
         if peer.socket is None or peer.monitor is None:
@@ -162,24 +162,24 @@ class Outbox:
             flags = Flag.REDELIVERED.value if item.attempts > 1 else 0
             first = item.payload.first_frame(Kind.DATA, seq=item.seq, flags=flags)
             if item.payload.body:
-                peer.socket.send_multipart([first, *item.payload.body], zmq.NOBLOCK, copy=False)
+                peer.socket.send_multipart([first, *item.payload.body], NOBLOCK, copy=False)
             else:
-                peer.socket.send(first, zmq.NOBLOCK)
+                peer.socket.send(first, NOBLOCK)
         if peer.finishing and not peer.told and peer.credit.window and not peer.credit.waiting:
-            peer.socket.send(wire.encode(Kind.DATA, flags=Flag.LAST, seq=self._last_seq), zmq.NOBLOCK)
+            peer.socket.send(wire.encode(Kind.DATA, flags=Flag.LAST, seq=self._last_seq), NOBLOCK)
             peer.told = True
 
     def _on_monitor(self, peer: _Peer) -> None:
         if peer.monitor is None:
             return
-        recv_monitor_message(peer.monitor, zmq.NOBLOCK)
+        recv_monitor_message(peer.monitor, NOBLOCK)
         self._reopen(peer)
 
     def _on_readable(self, peer: _Peer) -> None:
         for _ in range(BATCH):
             if peer.socket is None or not has_message(peer.socket):
                 break
-            frames = peer.socket.recv_multipart(zmq.NOBLOCK)
+            frames = peer.socket.recv_multipart(NOBLOCK)
             try:
                 self._on_message(peer, wire.decode(frames[0]))
             except (WireError, KeyError, TypeError, ValueError):
