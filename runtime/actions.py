@@ -1,0 +1,294 @@
+"""What a worker does for each action: a generator of what it makes, and last a dict of metrics.
+
+Every action is given the worker, the firing and the content of its inputs. Rows that it makes are `Emitted` as soon as they
+exist, so that the next nodes can start; everything is keyed, and nothing here knows where rows go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrl.backend import Metrics, Prompt, Response, Sum, Tokenizer
+from flowrl.columns import positional
+from flowrl.data import PromptReader, PromptSettings
+from flowrl.graph import EvaluateSpec, FilterSpec, ForwardSpec, FunctionSpec, PromptsSpec, RolloutSpec, UpdateSpec
+from flowrl.rows import Column, Key, Ragged, Rows
+
+from .calls import Called, call_filter, call_function
+from .events import Action, Firing
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+EMIT_S = 0.02
+"""Responses that end within this time of each other leave in one block: a block costs as much as some tens of rows."""
+EMIT_ROWS = 64
+"""Responses that leave at once, without waiting for others."""
+
+
+@dataclass(slots=True)
+class Emitted:
+    """Something that a firing made."""
+
+    content: Any
+    """`Rows`, a dict of tensors, or None."""
+    dropped: dict[Key, str] = field(default_factory=dict)
+    lengths: tuple[int, ...] | None = None
+    """Tokens of each row (prompt and response)."""
+
+
+Made = Iterator[Emitted | Metrics]
+Parts = Sequence[Any]
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def prompts(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Read a step's prompts; nothing is emitted once the source is used up."""
+    reader = _reader(worker, firing.node)
+    spec = worker.plan.graph[firing.node].spec
+    assert isinstance(spec, PromptsSpec)
+    batches = worker.plan.prompts_per_step[firing.node] // spec.batch
+    found = [reader.read(firing.step * batches + i) for i in range(batches)]
+    rows = [batch for batch in found if batch is not None]
+    if rows:
+        merged = Rows.concat(rows)
+        yield Emitted(Rows([Key(firing.step, i) for i in range(len(merged))], merged.columns))
+    yield {}
+
+
+def rollout(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Answer prompts; responses leave as they end."""
+    spec = worker.plan.graph[firing.node].spec
+    assert isinstance(spec, RolloutSpec)
+    ids = worker.arguments(firing, parts)["prompt_ids"]
+    model = worker.model_of(firing)
+    asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, ids, strict=True)]
+    lengths = {key: len(row) for key, row in zip(firing.keys, ids, strict=True)}
+    counts = _Counts()
+    for chunk in _chunks(model.generate(asked, spec.sampling, worker.seed)):
+        counts.add(chunk)
+        rows = _response_rows(chunk, firing.version, model.tokenizer)
+        yield Emitted(rows, lengths=tuple(lengths[r.key.group] + len(r.ids) for r in chunk))
+    yield counts.metrics()
+
+
+def forward(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Log-probs, values or scores of responses."""
+    node = worker.plan.graph[firing.node]
+    assert isinstance(node.spec, ForwardSpec)
+    rows = Rows(firing.keys, worker.arguments(firing, parts))
+    found = worker.model_of(firing).forward(rows, [node.spec.output], node.spec.temperature)
+    yield Emitted(Rows(found.keys, {node.outputs[0]: found[node.spec.output]}))
+    yield {}
+
+
+def function(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Call a user's function."""
+    node = worker.plan.graph[firing.node]
+    assert isinstance(node.spec, FunctionSpec)
+    called = call_function(node, node.spec, firing.keys, worker.arguments(firing, parts))
+    yield Emitted(called.rows, called.dropped)
+    metrics = {name: Sum(value, 1) for name, value in called.values.items()}
+    if node.kind == "reward" and called.rows is not None:
+        scores = called.rows["scores"]
+        metrics[_reward_name(worker, node.name)] = Sum(float(np.sum(scores, dtype=np.float64)), len(scores))
+    yield metrics
+
+
+def filter(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Ask a filter which rows pass."""
+    node = worker.plan.graph[firing.node]
+    assert isinstance(node.spec, FilterSpec)
+    called = call_filter(node, node.spec, firing.keys, worker.arguments(firing, parts))
+    yield Emitted(called.rows, called.dropped)
+    yield {}
+
+
+def record(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Write a step's samples down."""
+    assert worker.recorder is not None
+    worker.recorder.write(firing, parts)
+    yield {}
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def backward(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Add the gradients of rows."""
+    spec = worker.plan.graph[firing.node].spec
+    assert isinstance(spec, UpdateSpec)
+    rows = Rows(firing.keys, worker.arguments(firing, parts))
+    yield worker.model_of(firing).backward(rows, spec.loss, spec.temperature, spec.max_tokens)
+
+
+def step(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Divide, clip, optimise; with the last mini-batch of a step, publish the version."""
+    spec = worker.plan.graph[firing.node].spec
+    assert isinstance(spec, UpdateSpec)
+    model = worker.model_of(firing)
+    metrics = model.step(firing.settings["denominator"], spec.clip_grad)
+    if firing.settings["publish"]:
+        model.publish(firing.version)
+    yield metrics
+
+
+def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Answer held-out prompts with a pinned version, and score the answers."""
+    node = worker.plan.graph[firing.node]
+    assert isinstance(node.spec, EvaluateSpec)
+    columns = worker.arguments(firing, parts)
+    model = worker.model_of(firing)
+    asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, columns["prompt_ids"], strict=True)]
+    responses = sorted(model.generate(asked, node.spec.sampling, worker.seed), key=lambda response: response.key)
+    made = _response_rows(responses, firing.version, model.tokenizer)
+    shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
+    called = _score(worker, node.name, node.spec, made.with_columns(**shared.columns))
+    scores = called.rows["scores"] if called.rows is not None else np.zeros(0)
+    yield {node.name: Sum(float(np.sum(scores, dtype=np.float64)), len(scores))}
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def export(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Take a copy of a model's weights, for replicas on other meshes."""
+    model = worker.models[firing.settings["model"]]
+    yield Emitted({name: tensor.detach().clone().cpu() for name, tensor in model.export_weights()})
+    yield {}
+
+
+def import_(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Replace a replica's weights."""
+    worker.models[firing.settings["model"]].import_weights(parts[0], firing.version)
+    yield {}
+
+
+def save(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Write models aside; the checkpoint is published by whoever asked for it, once all ranks have written."""
+    for name in firing.settings["models"]:
+        worker.models[name].save(Path(firing.settings["folder"]) / f"step-{firing.version:06d}.partial" / name)
+    yield {}
+
+
+def load(worker: Worker, firing: Firing, parts: Parts) -> Made:
+    """Read models of a checkpoint."""
+    for name in firing.settings["models"]:
+        worker.models[name].load(Path(firing.settings["folder"]) / name)
+        worker.models[name].publish(firing.version)
+    yield {}
+
+
+ACTIONS: dict[Action, Callable[[Worker, Firing, Parts], Made]] = {
+    "prompts": prompts,
+    "rollout": rollout,
+    "forward": forward,
+    "function": function,
+    "filter": filter,
+    "record": record,
+    "backward": backward,
+    "step": step,
+    "evaluate": evaluate,
+    "export": export,
+    "import": import_,
+    "save": save,
+    "load": load,
+}
+
+
+# --- parts of actions -----------------------------------------------------------------------------------------------
+
+
+class _Counts:
+    """Sums over the responses of a firing."""
+
+    def __init__(self) -> None:
+        self.samples = self.tokens = self.cut = 0
+
+    def add(self, responses: Sequence[Response]) -> None:
+        self.samples += len(responses)
+        self.tokens += sum(len(response.ids) for response in responses)
+        self.cut += sum(response.stop == "length" for response in responses)
+
+    def metrics(self) -> Metrics:
+        return {
+            "samples": Sum(self.samples, 1),
+            "response_tokens": Sum(self.tokens, 1),
+            "response_length": Sum(self.tokens, self.samples),
+            "truncated": Sum(self.cut, self.samples),
+        }
+
+
+def _chunks(responses: Iterator[Response]) -> Iterator[list[Response]]:
+    """Responses in blocks: a full one at once, a smaller one when its first response has waited `EMIT_S`."""
+    chunk: list[Response] = []
+    since = 0.0
+    for response in responses:
+        if not chunk:
+            since = time.perf_counter()
+        chunk.append(response)
+        if len(chunk) >= EMIT_ROWS or time.perf_counter() - since > EMIT_S:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _response_rows(responses: Sequence[Response], version: int, tokenizer: Tokenizer) -> Rows:
+    ids = Ragged.pack([response.ids for response in responses], "int32")
+    ones = Ragged(np.ones(len(ids.values), np.bool_), ids.offsets)
+    columns: dict[str, Column] = {
+        "response_ids": ids,
+        "response": [tokenizer.decode(response.ids) for response in responses],
+        "mask": ones,
+        "logprobs": Ragged.pack([response.logprobs for response in responses], "float32"),
+        "stop": [response.stop for response in responses],
+        "versions": Ragged(np.full(len(ids.values), version, np.int32), ids.offsets),
+    }
+    return Rows([response.key for response in responses], columns)
+
+
+def _reader(worker: Worker, node: str) -> PromptReader:
+    """The reader of a prompts node, made at its first firing."""
+    if node not in worker.readers:
+        spec = worker.plan.graph[node].spec
+        assert isinstance(spec, PromptsSpec)
+        read = {b.column for reader in worker.plan.graph.readers(node) for b in reader.bindings if b.source == node}
+        settings = PromptSettings(
+            batch=spec.batch,
+            shuffle=spec.shuffle,
+            seed=spec.seed,
+            column=spec.column,
+            required=tuple(sorted(read)),
+            max_prompt_tokens=spec.max_prompt_tokens,
+            on_too_long=spec.on_too_long,
+            on_missing=spec.on_missing,
+            last=spec.last,
+            epochs=spec.epochs,
+        )
+        assert spec.model is not None, "prompts that no rollout reads are not fired"
+        tokenizer = worker.factories[spec.model.backend].load_tokenizer(spec.model.source)
+        worker.readers[node] = PromptReader(spec.source, tokenizer, settings)
+    return worker.readers[node]
+
+
+def _score(worker: Worker, name: str, spec: EvaluateSpec, rows: Rows) -> Called:
+    """Call an evaluation's reward function on its responses."""
+    node = replace(worker.plan.graph[name], spec=spec.score, per="row", outputs=("scores",))
+    wanted = [p.name for p in positional(spec.score.function) if p.name in rows.columns]
+    return call_function(node, spec.score, rows.keys, {name: rows[name] for name in wanted})
+
+
+def _reward_name(worker: Worker, node: str) -> str:
+    """``reward``, or ``reward/NODE`` when there are several."""
+    rewards = [each.name for each in worker.plan.graph.nodes.values() if each.kind == "reward"]
+    return "reward" if len(rewards) == 1 else f"reward/{node}"
+

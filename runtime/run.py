@@ -1,0 +1,279 @@
+"""One run: the scheduler, a launcher and a console, wired together.
+
+The loop is all there is: events from the launcher go into the scheduler, its commands go to the launcher, and what a step
+comes to goes to the run folder and the console. Nothing is decided here but when to stop waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import flowrl.errors
+from flowrl.errors import BackendError, FlowrlError, NodeError, RunError
+from flowrl.graph import Graph
+
+from .checkpoint import Checkpoint, latest, publish, sweep
+from .events import Event, Fire, Free, Halt, Interrupted, Saved, Send, StepDone, Tick, Warn
+from .launch.inline import InlineLauncher
+from .launch.launcher import Launch, Launcher
+from .launch.local import LocalLauncher
+from .plan import Plan, compile_plan
+from .ranks import devices, num_threads
+from .registry import backend_factory
+from .report import Console, EdgeStatus, MeshStatus, Summary
+from .rundir import RunDir, open_run_dir
+from .scheduler import Options, Scheduler
+
+LAUNCHERS: dict[str, Callable[[Launch], Launcher]] = {"inline": InlineLauncher, "local": LocalLauncher}
+POLL_S = 0.5
+"""Longest wait for an event: how often leases and the live view are looked at."""
+log = logging.getLogger("flowrl.run")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """How a graph is run."""
+
+    num_steps: int
+    """Steps of the whole run, those of a resumed one's first part included."""
+    launcher: Literal["inline", "local"] = "local"
+    run_dir: Path | None = None
+    """Where the run writes; None writes nothing."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run folder."""
+    save_every: int | None = None
+    """Steps between two checkpoints; the last step is saved too. None saves the last step only."""
+    lease_s: float = 600.0
+    """Longest that a worker may go without a sign of progress."""
+    command: tuple[str, ...] = ()
+    """The command line, for the record."""
+    graph_spec: str | None = None
+    """``file.py:name``, for worker processes."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Graph parameters that differ from their defaults, as plain data."""
+
+
+class Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
+    """Run a checked graph to its end.
+
+    Raises:
+        RunError: the run failed; its last checkpoint and all that it wrote stay.
+        KeyboardInterrupt, Terminated: it was interrupted; no worker is left.
+    """
+    plan = compile_plan(graph)
+    folder = open_run_dir(options.run_dir, resume=options.resume) if options.run_dir else None
+    try:
+        found = latest(folder.path, graph) if folder and options.resume else None
+        first = found.version if found else 0
+        if folder:
+            sweep(folder.path)
+            folder.rewind(first + 1)
+            folder.describe_run(graph, command=list(options.command), seed=_seed(graph))
+        launch = Launch(
+            plan=plan,
+            seed=_seed(graph),
+            factories={model.backend: backend_factory(model.backend) for model in graph.models.values()},
+            devices=devices(plan, _num_gpus()),
+            threads=num_threads(plan),
+            samples=folder.path / "samples.jsonl" if folder else None,
+            graph_spec=options.graph_spec,
+            overrides=options.overrides,
+            on_output=lambda worker, line: log.info("[%s] %s", worker, line),
+        )
+        scheduler = Scheduler(plan, _scheduler_options(options, folder, first, found))
+        console.start(graph, options.num_steps, options.run_dir, first_step=first)
+        return _Run(plan, scheduler, LAUNCHERS[options.launcher](launch), console, folder, graph).to_the_end()
+    finally:
+        if folder:
+            folder.close()
+
+
+class _Run:
+    """The loop of one run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        scheduler: Scheduler,
+        launcher: Launcher,
+        console: Console,
+        folder: RunDir | None,
+        graph: Graph,
+    ) -> None:
+        self.plan = plan
+        self.scheduler = scheduler
+        self.launcher = launcher
+        self.console = console
+        self.folder = folder
+        self.graph = graph
+        self.steps = 0
+        self._begun = self._last = time.monotonic()
+        self._shown = 0.0
+        self._busy: dict[str, float] = {}
+
+    def to_the_end(self) -> Summary:
+        """Run until the scheduler halts, or the user does not want it any longer."""
+        outcome = "failed"
+        try:
+            with _sigterm_raises():
+                halt = self._loop()
+            if halt.outcome == "failed":
+                raise _error(halt)
+            outcome = halt.outcome
+        except (KeyboardInterrupt, Terminated):
+            outcome = "interrupted"
+            raise
+        finally:
+            self.launcher.stop(gently=outcome == "done")
+            if self.folder:
+                sweep(self.folder.path)
+            summary = self._summary(outcome)
+            self.console.stop(summary)
+        if summary.problems:
+            raise RunError("the run's numbers do not add up: " + "; ".join(summary.problems))
+        return summary
+
+    def _loop(self) -> Halt:
+        self.launcher.start()
+        while True:
+            events: list[Event] = self.launcher.poll(POLL_S)
+            now = time.monotonic()
+            if not events or now - self._shown > POLL_S:
+                events.append(Tick(now))
+                self._shown = now
+                self._show()
+            for event in events:
+                for command in self.scheduler.on_event(event):
+                    match command:
+                        case Fire() | Send() | Free():
+                            self.launcher.send(command)
+                        case StepDone(step, metrics):
+                            self._step_done(step, metrics)
+                        case Saved(version):
+                            self._publish(version)
+                        case Warn(text):
+                            self._warn(text)
+                        case Halt():
+                            return command
+
+    def _step_done(self, step: int, metrics: dict[str, float]) -> None:
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        self.steps += 1
+        tokens = metrics.get("response_tokens", 0.0)
+        kl = metrics.get("kl", metrics.get("mismatch_kl"))
+        first = {"step": step + 1, "version": step + 1, "reward": metrics.get("reward"), "loss": metrics.get("loss")}
+        record = {**first, "kl": kl, "lag": metrics.get("lag", 0), "tokens_per_s": tokens / max(seconds, 1e-9)}
+        record |= {"time_s": seconds, **{name: value for name, value in metrics.items() if name not in record}}
+        if self.folder:
+            self.folder.metrics.write(record)
+        self.console.step(record)
+
+    def _publish(self, version: int) -> None:
+        if self.folder:
+            path = publish(self.folder.path, Checkpoint(version=version, fingerprint=self.graph.fingerprint))
+            log.info("saved version %d in %s", version, path)
+
+    def _warn(self, text: str) -> None:
+        log.warning(text)
+        self.console.warn(text)
+
+    def _show(self) -> None:
+        edges = [
+            EdgeStatus(source=self.plan.stages[name].waits_for[0] if self.plan.stages[name].waits_for else "", target=name,
+                       rows=rows, reason=reason)
+            for name, reason, rows in self.scheduler.waiting()
+        ]  # fmt: skip
+        queued = self.scheduler.queued()
+        meshes = [
+            MeshStatus(name=pool.name, busy=sum(queued.get(w, 0) > 0 for w in pool.workers) / pool.size)
+            for pool in self.plan.pools.values()
+        ]
+        self.console.status(edges, meshes)
+
+    def _summary(self, outcome: str) -> Summary:
+        totals = self.scheduler.totals().values()
+        dropped: dict[str, int] = {}
+        for each in totals:
+            for reason, count in each.dropped.items():
+                dropped[reason] = dropped.get(reason, 0) + count
+        return Summary(
+            outcome=outcome,
+            steps=self.steps,
+            wall_s=time.monotonic() - self._begun,
+            planned=self.scheduler.planned,
+            executed=self.scheduler.executed,
+            issued=sum(each.issued for each in totals),
+            consumed=sum(each.consumed for each in totals),
+            dropped=dropped,
+            in_flight=sum(each.open for each in totals),
+            written=self.folder.written() if self.folder else {},
+        )
+
+
+def _scheduler_options(options: RunOptions, folder: RunDir | None, first: int, found: Any) -> Options:
+    return Options(
+        num_steps=options.num_steps,
+        first_step=first,
+        load_from=str(found.path) if found else None,
+        save_every=(options.save_every or options.num_steps) if folder else None,
+        save_to=str(folder.path / "checkpoints") if folder else "",
+        lease_s=options.lease_s,
+    )
+
+
+def _error(halt: Halt) -> FlowrlError:
+    """The exception that a worker, or the scheduler, told of."""
+    told = halt.error or {}
+    parts = {name: told.get(name) for name in ("node", "found", "wanted", "fix")}
+    worker = f" (worker '{told['worker']}')" if told.get("worker") else ""
+    at = f"{told['at']}: " if told.get("at") else ""
+    problem = f"{at}{told.get('problem', 'the run failed')}{worker}"
+    if told.get("node") and f"'{told['node']}'" not in problem:
+        problem = f"{at}node '{told['node']}' failed{worker}: {told.get('problem')}"
+    kind = getattr(flowrl.errors, str(told.get("type")), None)
+    if isinstance(kind, type) and issubclass(kind, FlowrlError) and not issubclass(kind, NodeError):
+        return kind(problem, **parts)
+    return NodeError(problem, traceback=told.get("traceback", ""), **parts)
+
+
+def _seed(graph: Graph) -> int:
+    """The run's seed: the graph's parameter ``seed``, or 0."""
+    seed = graph.parameters.get("seed", 0)
+    return seed if isinstance(seed, int) else 0
+
+
+def _num_gpus() -> int:
+    from flowrl.check import visible_gpus
+
+    return len(visible_gpus())
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM end the loop as Ctrl-C does, where this is the main thread."""
+
+    def raise_it(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, raise_it)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
