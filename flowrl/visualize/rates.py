@@ -1,0 +1,50 @@
+"""How many rows a step each node emits, as far as the settings alone tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrl.graph import FilterSpec, Graph, Node, PromptsSpec, RolloutSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Rows that a node emits in one step."""
+
+    count: int
+    unit: str
+    """``prompts`` or ``rows``."""
+    at_most: bool = False
+    """A filter may drop some."""
+
+
+def rates(graph: Graph) -> dict[str, Rate]:
+    """By node; one whose inputs are unknown, or that lies on a cycle, is left out."""
+    import networkx as nx
+
+    nodes, known = graph.nodes, dict[str, Rate]()
+    try:
+        order = list(nx.topological_sort(graph.rows_graph))
+    except nx.NetworkXUnfeasible:
+        order = list(nodes)
+    for name in order:
+        rate = _rate(nodes[name], known) if name in nodes else None
+        if rate is not None:
+            known[name] = rate
+    return known
+
+
+def _rate(node: Node, known: Mapping[str, Rate]) -> Rate | None:
+    if isinstance(node.spec, PromptsSpec):
+        return Rate(node.spec.batch, "prompts")
+    inputs = [known[source] for source in node.sources if source in known]
+    if not inputs:
+        return None
+    at_most = isinstance(node.spec, FilterSpec) or any(rate.at_most for rate in inputs)
+    if isinstance(node.spec, RolloutSpec):
+        prompts = max(rate.count for rate in inputs if rate.unit == "prompts" or len(inputs) == 1)
+        return Rate(prompts * node.spec.sampling.n, "rows", at_most)
+    # A column of a prompt's own row goes to each of its samples: rows outrank prompts.
+    widest = max(inputs, key=lambda rate: (rate.unit == "rows", rate.count))
+    return Rate(widest.count, widest.unit, at_most)

@@ -1,0 +1,147 @@
+"""The settings of a node that a picture names: those that change what it computes or how much."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flowrl.backend import Sampling
+from flowrl.describe import describe, function_name
+from flowrl.graph import (
+    EvaluateSpec,
+    FilterSpec,
+    ForwardSpec,
+    FunctionSpec,
+    Node,
+    PromptsSpec,
+    RolloutSpec,
+    UpdateSpec,
+)
+
+WIDTH = 34
+"""Characters of a line."""
+
+
+def settings_lines(node: Node) -> list[str]:
+    """At most six lines of `WIDTH` characters, the most important first."""
+    lines = [part for line in _FORMAT[type(node.spec)](node, node.spec) if line for part in _wrap(line)]
+    return lines[:6]
+
+
+def clip(text: str, width: int) -> str:
+    """The text, its end replaced by an ellipsis if it is longer than `width`."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _wrap(line: str) -> list[str]:
+    line = " ".join(line.split())
+    # A path or a name that has no blank keeps its end, which tells it apart.
+    if " " not in line:
+        return [line if len(line) <= WIDTH else f"…{line[1 - WIDTH :]}"]
+    return [clip(part, WIDTH) for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_long_words=False)]
+
+
+def _pairs(pairs: Iterable[tuple[str, Any]]) -> str:
+    return " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in pairs)
+
+
+def _unless(name: str, value: Any, default: Any) -> list[tuple[str, Any]]:
+    return [] if value == default else [(name, value)]
+
+
+def source_name(source: Any) -> str:
+    """What a data source is called, with the number of its rows where it could be opened."""
+    return str(describe(str(source) if isinstance(source, os.PathLike) else source))
+
+
+def _prompts(node: Node, spec: PromptsSpec) -> list[str]:
+    return [
+        source_name(spec.source),
+        _pairs(
+            [
+                ("batch", spec.batch),
+                *_unless("shuffle", spec.shuffle, True),
+                *_unless("epochs", spec.epochs, None),
+                *_unless("max_prompt_tokens", spec.max_prompt_tokens, None),
+            ]
+        ),
+    ]
+
+
+def _sampling(sampling: Sampling) -> str:
+    return _pairs(
+        [
+            ("n", sampling.n),
+            ("max_new_tokens", sampling.max_new_tokens),
+            *_unless("temperature", sampling.temperature, 1.0),
+            *_unless("top_p", sampling.top_p, 1.0),
+            *_unless("top_k", sampling.top_k, 0),
+        ]
+    )
+
+
+def _rollout(node: Node, spec: RolloutSpec) -> list[str]:
+    return [f"model={node.model.name}" if node.model else "", _sampling(spec.sampling), f"staleness={spec.staleness}"]
+
+
+def _forward(node: Node, spec: ForwardSpec) -> list[str]:
+    model = f"model={node.model.name}" if node.model else ""
+    return [f"{spec.output} {model}", _pairs(_unless("temperature", spec.temperature, 1.0))]
+
+
+def _function(node: Node, spec: FunctionSpec) -> list[str]:
+    own = function_name(spec.function).split(":")[-1].split(".")[-1]
+    settings = {name: describe(value) for name, value in spec.settings.items()}
+    return [
+        f"{own}()" if own != node.name else "",
+        _pairs(
+            [
+                *_unless("per", node.per, "row"),
+                *_unless("on_error", spec.on_error, "fail"),
+                *_unless("timeout", None if spec.timeout_s is None else f"{spec.timeout_s:g}s", None),
+                *_unless("retries", spec.retries, 0),
+            ]
+        ),
+        _pairs(settings.items()),
+    ]
+
+
+def _filter(node: Node, spec: FilterSpec) -> list[str]:
+    keep = function_name(spec.keep).split(":")[-1].split(".")[-1]
+    return [f"keep={keep} per={node.per}", f"reason: {spec.reason}" if spec.reason != node.name else ""]
+
+
+def _update(node: Node, spec: UpdateSpec) -> list[str]:
+    model = f"model={node.model.name}" if node.model else ""
+    optimizer = node.model.optimizer if node.model else None
+    return [
+        f"{model} lr={optimizer.lr:g}" if optimizer else model,
+        f"loss={spec.loss}",
+        _pairs(
+            [
+                *_unless("batch", spec.batch, None),
+                *_unless("minibatches", spec.minibatches, 1),
+                *_unless("epochs", spec.epochs, 1),
+                *_unless("max_tokens", spec.max_tokens, None),
+                *_unless("clip_grad", spec.clip_grad, 1.0),
+            ]
+        ),
+    ]
+
+
+def _evaluate(node: Node, spec: EvaluateSpec) -> list[str]:
+    score = function_name(spec.score.function).split(":")[-1].split(".")[-1]
+    return [f"{score} every={spec.every} versions", _sampling(spec.sampling)]
+
+
+_FORMAT: dict[type, Callable[[Node, Any], list[str]]] = {
+    PromptsSpec: _prompts,
+    RolloutSpec: _rollout,
+    ForwardSpec: _forward,
+    FunctionSpec: _function,
+    FilterSpec: _filter,
+    UpdateSpec: _update,
+    EvaluateSpec: _evaluate,
+}
