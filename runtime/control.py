@@ -141,12 +141,9 @@ class ControlServer:
     def _read(self) -> list[tuple[str, dict[str, Any]]]:
         messages: list[tuple[str, dict[str, Any]]] = []
         for _ in range(BATCH):
-            identity = self._socket.recv(NOBLOCK)
-            part = self._socket.recv(NOBLOCK, copy=False)
-            while part.more:  # no message of ours has a third frame: its end is garbage and is refused as such
-                part = self._socket.recv(NOBLOCK, copy=False)
+            identity, *frames = self._socket.recv_multipart(NOBLOCK)
             try:
-                self._on_message(identity, part.bytes, messages)
+                self._on_message(identity, frames[-1], messages)
             except (WireError, LookupError, TypeError, ValueError):
                 self.rejected += 1
             if not has_message(self._socket):
