@@ -275,7 +275,7 @@ def _reader(worker: Worker, node: str) -> PromptReader:
             epochs=spec.epochs,
         )
         assert spec.model is not None, "prompts that no rollout reads are not fired"
-        tokenizer = worker.factories[spec.model.backend].load_tokenizer(spec.model.source)
+        tokenizer = worker.load_backend(spec.model.backend).load_tokenizer(spec.model.source)
         worker.readers[node] = PromptReader(spec.source, tokenizer, settings)
     return worker.readers[node]
 

@@ -55,6 +55,10 @@ def call_function(node: Node, spec: FunctionSpec, keys: Sequence[Key], arguments
     with TimeLimit(node, spec.timeout_s) as limit:
         for part in _parts(node, keys):
             part_keys = [keys[row] for row in part]
+            if node.per == "group" and len(part) < spec.min_group:
+                reason = f"{node.name} needs {spec.min_group} samples of a prompt; {len(part)} are left"
+                called.dropped.update(dict.fromkeys(part_keys, reason))
+                continue
             try:
                 found = _attempt(node, spec, limit, call, part, part_keys, arguments)
             except Exception as error:

@@ -116,6 +116,7 @@ class Failed:
 
     worker: str
     firing: int
+    """0: it could not even join."""
     attempt: int
     error: dict[str, Any]
     """``type``, ``problem`` and the other parts of a FlowrlError, ``traceback``."""

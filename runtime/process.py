@@ -28,7 +28,7 @@ from .messages import pack_event, unpack_firing, unpack_rows
 from .plan import HOST, compile_plan
 from .ranks import place
 from .record import Recorder
-from .registry import backend_factory
+from .registry import load_backend
 from .worker import Content, Worker, describe_error
 
 WAIT_S = 1.0
@@ -183,7 +183,7 @@ class Process:
             rank=rank,
             device=spec["device"],
             seed=spec["seed"],
-            factories={model.backend: backend_factory(model.backend) for model in graph.models.values()},
+            load_backend=load_backend,
             recorder=Recorder(plan, self._samples) if self.name == HOST else None,
         )
         worker.load()

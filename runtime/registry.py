@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import cast
 
-from flowrl.backend import BackendFactory
+from flowrl.backend import BackendFactory, ModelFacts
 from flowrl.errors import BackendError, did_you_mean
 
 
@@ -17,18 +17,22 @@ class Entry:
 
     path: str
     """``module:Class``."""
+    describe: str
+    """``module:function`` of `ModelFacts`, which loads no more than a configuration file needs."""
     needs: tuple[str, ...]
     """Packages, by their import names."""
     extra: str | None = None
     """The extra of flowrl that installs them; None when flowrl itself does."""
 
 
+_HF_SOURCE = "flowrl.backends.hf_source:describe"
+
 BACKENDS = {
-    "hf": Entry(path="flowrl.backends.hf:HFBackend", needs=("torch", "transformers")),
-    "tiny": Entry(path="flowrl.backends.tiny:TinyBackend", needs=("torch",)),
-    "fsdp": Entry(path="flowrl.backends.fsdp:FSDPBackend", needs=("torch", "transformers")),
-    "megatron": Entry(path="flowrl.backends.megatron:MegatronBackend", needs=("megatron.core",), extra="megatron"),
-    "vllm": Entry(path="flowrl.backends.vllm:VLLMBackend", needs=("vllm",), extra="vllm"),
+    "hf": Entry(path="flowrl.backends.hf:HFBackend", describe=_HF_SOURCE, needs=("torch", "transformers")),
+    "tiny": Entry(path="flowrl.backends.tiny:TinyBackend", describe="flowrl.backends.tiny:describe", needs=("torch",)),
+    "fsdp": Entry(path="flowrl.backends.fsdp:FSDPBackend", describe=_HF_SOURCE, needs=("torch", "transformers")),
+    "megatron": Entry(path="flowrl.backends.megatron:MegatronBackend", describe=_HF_SOURCE, needs=("megatron.core",), extra="megatron"),
+    "vllm": Entry(path="flowrl.backends.vllm:VLLMBackend", describe=_HF_SOURCE, needs=("vllm",), extra="vllm"),
 }
 
 
@@ -38,20 +42,35 @@ def load_backend(name: str) -> BackendFactory:
     Raises:
         BackendError: nobody has that name, a package is missing, or this flowrl was built without it.
     """
+    module, attribute = _installed(name).path.split(":")
+    return cast(BackendFactory, getattr(importlib.import_module(module), attribute))
+
+
+def describe(name: str, source: str) -> ModelFacts:
+    """What a model's configuration says, without loading its backend.
+
+    Raises:
+        BackendError: as `load_backend`, or there is no such model.
+    """
+    module, function = _installed(name).describe.split(":")
+    return cast(ModelFacts, getattr(importlib.import_module(module), function)(source))
+
+
+def _installed(name: str) -> Entry:
     entry = _entry(name)
     missing = missing_packages(name)
     if missing:
         package = missing[0].partition(".")[0]
         wanted = f"flowrl[{entry.extra}]" if entry.extra else "flowrl"
         raise BackendError(f"backend '{name}' needs the {package} package: pip install '{wanted}'")
-    module, _, attribute = entry.path.partition(":")
+    module = entry.path.partition(":")[0]
     if not _exists(module):
         raise BackendError(
             f"backend '{name}' is not part of this flowrl",
             found=f"no module {module}",
             wanted=" or ".join(repr(one) for one in available()),
         )
-    return cast(BackendFactory, getattr(importlib.import_module(module), attribute))
+    return entry
 
 
 def available() -> tuple[str, ...]:

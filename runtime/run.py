@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import flowrl.errors
-from flowrl.errors import BackendError, FlowrlError, NodeError, RunError
+from flowrl.errors import FlowrlError, NodeError, RunError
 from flowrl.graph import Graph
 
 from .checkpoint import Checkpoint, latest, publish, sweep
@@ -27,7 +27,6 @@ from .launch.launcher import Launch, Launcher
 from .launch.local import LocalLauncher
 from .plan import Plan, compile_plan
 from .ranks import devices, num_threads
-from .registry import backend_factory
 from .report import Console, EdgeStatus, MeshStatus, Summary
 from .rundir import RunDir, open_run_dir
 from .scheduler import Options, Scheduler
@@ -84,7 +83,6 @@ def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
         launch = Launch(
             plan=plan,
             seed=_seed(graph),
-            factories={model.backend: backend_factory(model.backend) for model in graph.models.values()},
             devices=devices(plan, _num_gpus()),
             threads=num_threads(plan),
             samples=folder.path / "samples.jsonl" if folder else None,
@@ -258,7 +256,7 @@ def _seed(graph: Graph) -> int:
 def _num_gpus() -> int:
     from flowrl.check import visible_gpus
 
-    return len(visible_gpus())
+    return visible_gpus()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,8 @@ class Worker:
     rank: Rank
     device: str
     seed: int
-    factories: Mapping[str, BackendFactory]
-    """By backend name, for the models of this pool and the tokenizers of its prompts."""
+    load_backend: Callable[[str], BackendFactory]
+    """By name, for the models of this pool and the tokenizers of its prompts."""
     recorder: Recorder | None = None
     """Writes samples; on the host only."""
     models: dict[str, Backend] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Worker:
         """Load the pool's models."""
         for name in self.pool.models:
             model = self.plan.graph.models[name]
-            self.models[name] = self.factories[model.backend](model, self.rank, self.device)
+            self.models[name] = self.load_backend(model.backend)(model, self.rank, self.device)
 
     def fire(self, firing: Firing, parts: Sequence[Content]) -> Iterator[Event]:
         """Execute a firing.

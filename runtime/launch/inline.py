@@ -12,6 +12,7 @@ from ..json_lines import JsonLines
 from ..plan import HOST
 from ..ranks import place
 from ..record import Recorder
+from ..registry import load_backend
 from ..worker import Worker
 from .launcher import Launch
 
@@ -57,7 +58,7 @@ class InlineLauncher:
                     rank=place(pool, index),
                     device=launch.devices.get(name, "cpu"),
                     seed=launch.seed,
-                    factories=launch.factories,
+                    load_backend=load_backend,
                     recorder=Recorder(launch.plan, self._samples) if pool.name == HOST else None,
                 )
                 worker.load()

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from flowrl.backend import BackendFactory
-
 from ..events import Event, Fire, Free, Send
 from ..plan import Plan
 
@@ -19,8 +17,6 @@ class Launch:
 
     plan: Plan
     seed: int
-    factories: Mapping[str, BackendFactory]
-    """By backend name."""
     devices: Mapping[str, str]
     """By model worker."""
     threads: int
