@@ -25,6 +25,7 @@ from .errors import (
 from .graph import EvaluateSpec, FunctionSpec, Graph, Node, PromptsSpec, RolloutSpec, UpdateSpec
 from .loss import TRAINED
 from .model import Model
+from .origins import Origins
 from .placement import (
     check_function_meshes,
     check_layout,
@@ -34,7 +35,7 @@ from .placement import (
     placement_notes,
     visible_gpus,
 )
-from .rates import bounds, group_size, prompts_of, rollouts_of, step_size
+from .rates import bounds
 from .shape import check_bindings, check_cycles, check_joins, check_read
 from .sources import open_source
 
@@ -144,12 +145,13 @@ def _heads(node: Node) -> Iterator[tuple[str, str]]:
 
 def check_groups(graph: Graph) -> list[FlowrlError]:
     """A function over groups gets as many samples of a prompt as it is defined for."""
+    origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     for node in graph.nodes.values():
-        if not isinstance(node.spec, FunctionSpec) or not 0 < group_size(graph, node.name) < node.spec.min_group:
+        if not isinstance(node.spec, FunctionSpec) or not 0 < origins.group_size(node.name) < node.spec.min_group:
             continue
-        n, least = group_size(graph, node.name), node.spec.min_group
-        rollout = min(rollouts_of(graph, node.name), key=lambda rollout: group_size(graph, rollout.name))
+        n, least = origins.group_size(node.name), node.spec.min_group
+        rollout = min(origins.rollouts[node.name], key=lambda rollout: origins.group_size(rollout.name))
         problems.append(
             GroupError(
                 f"node '{node.name}' needs {least} samples of a prompt; rollout '{rollout.name}' makes {n}",
@@ -165,11 +167,12 @@ def check_groups(graph: Graph) -> list[FlowrlError]:
 
 def check_minibatches(graph: Graph) -> list[FlowrlError]:
     """An update's batch is split between prompts: it has one for each mini-batch."""
+    origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     for node in graph.nodes.values():
         if not isinstance(node.spec, UpdateSpec):
             continue
-        batch = node.spec.batch or step_size(graph, node.name)
+        batch = node.spec.batch or origins.step_size(node.name)
         if 0 < batch < node.spec.minibatches:
             problems.append(
                 MeshError(
@@ -186,9 +189,10 @@ def check_minibatches(graph: Graph) -> list[FlowrlError]:
 
 def _minibatch_notes(graph: Graph) -> list[str]:
     lines = []
+    origins = Origins.of(graph)
     for node in graph.nodes.values():
         if isinstance(node.spec, UpdateSpec) and node.mesh is not None:
-            batch = node.spec.batch or step_size(graph, node.name)
+            batch = node.spec.batch or origins.step_size(node.name)
             share = batch // node.spec.minibatches
             if 0 < share < node.mesh.dp:
                 lines.append(f"node '{node.name}': a mini-batch has {share} prompts, so some of dp={node.mesh.dp} wait")
@@ -197,14 +201,15 @@ def _minibatch_notes(graph: Graph) -> list[str]:
 
 def check_lengths(graph: Graph, facts: Mapping[str, ModelFacts]) -> list[FlowrlError]:
     """The longest prompt and the longest response fit into every model that reads them."""
+    origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     seen: set[tuple[str, int]] = set()  # One line for each model and length: the first of its readers.
     for node in graph.nodes.values():
         limit = facts[node.model.name].max_length if node.model and node.model.name in facts else None
         if limit is None or node.model is None:
             continue
-        response = _longest_response(graph, node)
-        prompt, prompts = _longest_prompt(graph, node)
+        response = _longest_response(origins, node)
+        prompt, prompts = _longest_prompt(origins, node)
         if response + prompt <= limit or (node.model.name, response + prompt) in seen:
             continue
         seen.add((node.model.name, response + prompt))
@@ -225,33 +230,30 @@ def check_lengths(graph: Graph, facts: Mapping[str, ModelFacts]) -> list[FlowrlE
     return problems
 
 
-def _longest_response(graph: Graph, node: Node) -> int:
+def _longest_response(origins: Origins, node: Node) -> int:
     if isinstance(node.spec, EvaluateSpec):
         return node.spec.sampling.max_new_tokens
-    specs = [rollout.spec for rollout in rollouts_of(graph, node.name)]
+    specs = [rollout.spec for rollout in origins.rollouts[node.name]]
     return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
 
 
-def _longest_prompt(graph: Graph, node: Node) -> tuple[int, bool]:
+def _longest_prompt(origins: Origins, node: Node) -> tuple[int, bool]:
     """Tokens of the longest prompt, and whether a setting says so: at least one otherwise."""
-    behind = (
-        [graph[name] for name in node.sources] if isinstance(node.spec, EvaluateSpec) else prompts_of(graph, node.name)
-    )
-    declared = [
-        p.spec.max_prompt_tokens for p in behind if isinstance(p.spec, PromptsSpec) and p.spec.max_prompt_tokens
-    ]
+    specs = [prompts.spec for prompts in origins.prompts[node.name]]
+    declared = [spec.max_prompt_tokens for spec in specs if isinstance(spec, PromptsSpec) and spec.max_prompt_tokens]
     return (max(declared), True) if declared else (1, False)
 
 
 def check_batches(graph: Graph) -> list[FlowrlError]:
     """An update consumes whole steps of its prompts."""
+    origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     for node in graph.nodes.values():
-        step = step_size(graph, node.name)
+        step = origins.step_size(node.name)
         if not isinstance(node.spec, UpdateSpec) or node.spec.batch is None or not step or node.spec.batch % step == 0:
             continue
         batch = node.spec.batch
-        prompts = " and ".join(f"'{p.name}'" for p in prompts_of(graph, node.name))
+        prompts = " and ".join(f"'{p.name}'" for p in origins.prompts[node.name])
         nearest = max(1, round(batch / step)) * step
         shared = gcd(batch, step)
         problems.append(

@@ -12,7 +12,7 @@ from .errors import BackendError, ConfigError, FlowrlError, Location, MeshError
 from .graph import ForwardSpec, Graph, Node, RolloutSpec, UpdateSpec
 from .mesh import AXES, Mesh
 from .model import Model
-from .rates import group_size, step_size
+from .origins import Origins
 
 DP_ONLY = frozenset({"hf"})
 """Backends that hold a whole model on every rank."""
@@ -133,15 +133,16 @@ def check_shares(graph: Graph) -> list[FlowrlError]:
     Shares need not be equal: gradients are unnormalised sums, divided once by the whole mini-batch's denominator, so no
     padding is needed. A rank without any row would hold its devices for nothing.
     """
+    origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     for node in graph.nodes.values():
         if node.mesh is None or not isinstance(node.spec, UpdateSpec | RolloutSpec | ForwardSpec):
             continue
-        batch = step_size(graph, node.name)
+        batch = origins.step_size(node.name)
         if isinstance(node.spec, UpdateSpec):
             batch = node.spec.batch or batch
         if 0 < batch < node.mesh.dp:
-            n, dp = group_size(graph, node.name), node.mesh.dp
+            n, dp = origins.group_size(node.name), node.mesh.dp
             problems.append(
                 MeshError(
                     f"node '{node.name}' has {batch} prompts for dp={dp} ranks of mesh '{graph.mesh_name(node.mesh)}': "

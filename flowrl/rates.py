@@ -30,6 +30,7 @@ from fractions import Fraction
 
 from .errors import RateError
 from .graph import EvaluateSpec, Graph, Node, PromptsSpec, RolloutSpec, UpdateSpec
+from .origins import Origins
 
 TEXTS_OF_PROMPT = frozenset({"prompt", "prompt_ids"})
 SCALARS = frozenset({"scores", "stop"})
@@ -103,53 +104,19 @@ def bounds(graph: Graph) -> Bounds:
         RateError: two paths bring rows at different rates, an update's batch is not made of whole steps, or the bounded
             queues deadlock: with the repetition vector, or who waits for what.
     """
-    edges = flows(graph)
+    origins = Origins.of(graph)
+    edges = flows(graph, origins)
     times = repetitions(graph, edges)
-    queues = _run_one_iteration(graph, edges, times)
+    queues = _run_one_iteration(graph, origins, edges, times)
     held = {
-        (queue.flow.source, queue.flow.target): _bound(graph, queue)
+        (queue.flow.source, queue.flow.target): _bound(graph, origins, queue)
         for queue in queues
         if queue.flow.capacity is not None
     }
     return Bounds(edges=held, repetitions=times)
 
 
-def rollouts_of(graph: Graph, name: str) -> list[Node]:
-    """The rollouts that made the rows of a node, in the order of declaration; the node itself if it is one."""
-    return _behind(graph, name, RolloutSpec)
-
-
-def prompts_of(graph: Graph, name: str) -> list[Node]:
-    """The prompts that the rows of a node answer."""
-    rollouts = rollouts_of(graph, name)
-    return [node for rollout in rollouts for node in _behind(graph, rollout.name, PromptsSpec, through=True)]
-
-
-def step_size(graph: Graph, name: str) -> int:
-    """Prompts a step of the prompts behind a node; 0 when there are none."""
-    return max(
-        (spec.batch for node in prompts_of(graph, name) if isinstance(spec := node.spec, PromptsSpec)), default=0
-    )
-
-
-def group_size(graph: Graph, name: str) -> int:
-    """Samples of a prompt in the rows of a node; 0 when no rollout made them."""
-    specs = [node.spec for node in rollouts_of(graph, name)]
-    return min((spec.sampling.n for spec in specs if isinstance(spec, RolloutSpec)), default=0)
-
-
-def version_size(graph: Graph, name: str) -> int:
-    """Prompts that the largest update of a rollout's samples consumes; a step's when nothing trains on them."""
-    step = step_size(graph, name)
-    sizes = [
-        node.spec.batch or step
-        for node in graph.nodes.values()
-        if isinstance(node.spec, UpdateSpec) and any(rollout.name == name for rollout in rollouts_of(graph, node.name))
-    ]
-    return max(sizes, default=step)
-
-
-def flows(graph: Graph) -> list[Flow]:
+def flows(graph: Graph, origins: Origins) -> list[Flow]:
     """Every edge with its rates, one for all columns between two nodes."""
     result = []
     nodes = graph.nodes
@@ -157,9 +124,9 @@ def flows(graph: Graph) -> list[Flow]:
         if isinstance(node.spec, EvaluateSpec):
             continue
         for source in node.sources:
-            result.append(_row_flow(graph, nodes[source], node))
+            result.append(_row_flow(origins, nodes[source], node))
         if isinstance(node.spec, UpdateSpec):
-            result += _version_flows(graph, node)
+            result += _version_flows(origins, node)
     return result
 
 
@@ -170,6 +137,10 @@ def repetitions(graph: Graph, edges: list[Flow]) -> dict[str, int]:
         RateError: there is none.
     """
     times: dict[str, Fraction] = {}
+    beside: dict[str, list[Flow]] = {}
+    for flow in edges:
+        beside.setdefault(flow.source, []).append(flow)
+        beside.setdefault(flow.target, []).append(flow)
     for node in graph.nodes.values():
         if isinstance(node.spec, EvaluateSpec) or node.name in times:
             continue
@@ -177,14 +148,13 @@ def repetitions(graph: Graph, edges: list[Flow]) -> dict[str, int]:
         reached = [node.name]
         while reached:
             name = reached.pop()
-            for flow in edges:
-                if name in (flow.source, flow.target):
-                    other, rate = _across(flow, name, times)
-                    if other not in times:
-                        times[other] = rate
-                        reached.append(other)
-                    elif times[other] != rate:
-                        raise _unbalanced(graph, flow, times)
+            for flow in beside.get(name, ()):
+                other, rate = _across(flow, name, times)
+                if other not in times:
+                    times[other] = rate
+                    reached.append(other)
+                elif times[other] != rate:
+                    raise _unbalanced(graph, flow, times)
     whole = math.lcm(*(value.denominator for value in times.values()))
     firings = {name: int(value * whole) for name, value in times.items()}
     shared = math.gcd(*firings.values())
@@ -198,59 +168,41 @@ def _across(flow: Flow, name: str, times: Mapping[str, Fraction]) -> tuple[str, 
     return flow.source, times[name] * flow.takes / flow.gives
 
 
-def _behind(graph: Graph, name: str, kind: type, *, through: bool = False) -> list[Node]:
-    nodes = graph.nodes
-    found: dict[str, Node] = {}
-    open_, seen = [name], {name}
-    while open_:
-        node = nodes.get(open_.pop())
-        if node is None:
-            continue
-        if isinstance(node.spec, kind):
-            found[node.name] = node
-            continue
-        if isinstance(node.spec, RolloutSpec) and not through:
-            continue
-        open_ += [source for source in node.sources if source not in seen]
-        seen.update(node.sources)
-    return [node for node in nodes.values() if node.name in found]
-
-
-def _samples_a_firing(graph: Graph, node: Node) -> int:
+def _samples_a_firing(origins: Origins, node: Node) -> int:
     """Rows that one firing of a node behind a rollout takes."""
-    n, step = max(1, group_size(graph, node.name)), max(1, step_size(graph, node.name))
+    n, step = max(1, origins.group_size(node.name)), max(1, origins.step_size(node.name))
     if isinstance(node.spec, UpdateSpec):
         return (node.spec.batch or step) * n
     return {"row": 1, "group": n, "batch": step * n}[node.per]
 
 
-def _row_flow(graph: Graph, source: Node, target: Node) -> Flow:
+def _row_flow(origins: Origins, source: Node, target: Node) -> Flow:
     columns = tuple(dict.fromkeys(b.column for b in target.bindings if b.source == source.name))
     if isinstance(source.spec, PromptsSpec):
-        n = max(1, group_size(graph, target.name))
+        n = max(1, origins.group_size(target.name))
         single = isinstance(target.spec, RolloutSpec)
         gives = Fraction(source.spec.batch)
-        takes = Fraction(1) if single else Fraction(_samples_a_firing(graph, target), n)
+        takes = Fraction(1) if single else Fraction(_samples_a_firing(origins, target), n)
         unit = 1
     else:
-        unit = max(1, group_size(graph, source.name))
-        gives = Fraction(unit if isinstance(source.spec, RolloutSpec) else _samples_a_firing(graph, source))
-        takes = Fraction(_samples_a_firing(graph, target))
+        unit = max(1, origins.group_size(source.name))
+        gives = Fraction(unit if isinstance(source.spec, RolloutSpec) else _samples_a_firing(origins, source))
+        takes = Fraction(_samples_a_firing(origins, target))
     return Flow(
         source=source.name,
         target=target.name,
         columns=columns,
         gives=gives,
         takes=takes,
-        capacity=_capacity(graph, source, target) * unit,
+        capacity=_capacity(origins, source, target) * unit,
     )
 
 
-def _capacity(graph: Graph, source: Node, target: Node) -> int:
+def _capacity(origins: Origins, source: Node, target: Node) -> int:
     """Prompts between admission and consumption at most."""
-    rollouts = rollouts_of(graph, target.name)
+    rollouts = origins.rollouts[target.name]
     bound = [
-        (rollout.spec.staleness + 1) * version_size(graph, rollout.name)
+        (rollout.spec.staleness + 1) * origins.versions[rollout.name]
         for rollout in rollouts
         if isinstance(rollout.spec, RolloutSpec)
     ]
@@ -258,12 +210,12 @@ def _capacity(graph: Graph, source: Node, target: Node) -> int:
     return max([*bound, step])
 
 
-def _version_flows(graph: Graph, update: Node) -> list[Flow]:
+def _version_flows(origins: Origins, update: Node) -> list[Flow]:
     """Permits from an update to the rollouts of its model that it trains on."""
     assert isinstance(update.spec, UpdateSpec)
     result = []
-    for rollout in rollouts_of(graph, update.name):
-        step = step_size(graph, rollout.name)
+    for rollout in origins.rollouts[update.name]:
+        step = origins.step_size(rollout.name)
         if rollout.model is update.model and isinstance(rollout.spec, RolloutSpec) and step:
             steps = Fraction(update.spec.batch or step, step)
             permits = rollout.spec.staleness + 1
@@ -280,7 +232,7 @@ def _version_flows(graph: Graph, update: Node) -> list[Flow]:
     return result
 
 
-def _run_one_iteration(graph: Graph, edges: list[Flow], times: Mapping[str, int]) -> list[_Queue]:
+def _run_one_iteration(graph: Graph, origins: Origins, edges: list[Flow], times: Mapping[str, int]) -> list[_Queue]:
     """Fire every node as often as the vector says, as soon as its rows and the room for its rows are there.
 
     Raises:
@@ -288,21 +240,24 @@ def _run_one_iteration(graph: Graph, edges: list[Flow], times: Mapping[str, int]
     """
     queues = [_Queue(flow, Fraction(flow.tokens)) for flow in edges]
     left = dict(times)
-    inputs = {name: [queue for queue in queues if queue.flow.target == name] for name in left}
-    outputs = {name: [queue for queue in queues if queue.flow.source == name] for name in left}
-    moved = True
-    while moved:
-        moved = False
-        for name, remaining in left.items():
-            limits = [queue.ready() for queue in inputs[name]]
-            limits += [room for queue in outputs[name] if (room := queue.room()) is not None]
-            count = min([remaining, *limits])
-            if count > 0:
-                _fire(inputs[name], outputs[name], count)
-                left[name] -= count
-                moved = True
+    inputs: dict[str, list[_Queue]] = {name: [] for name in left}
+    outputs: dict[str, list[_Queue]] = {name: [] for name in left}
+    for queue in queues:
+        inputs[queue.flow.target].append(queue)
+        outputs[queue.flow.source].append(queue)
+    open_ = dict.fromkeys(name for name in graph.nodes if name in left)
+    while open_:
+        name = next(iter(open_))
+        del open_[name]
+        limits = [queue.ready() for queue in inputs[name]]
+        limits += [room for queue in outputs[name] if (room := queue.room()) is not None]
+        if (count := min([left[name], *limits])) > 0:
+            _fire(inputs[name], outputs[name], count)
+            left[name] -= count
+            open_.update(dict.fromkeys(queue.flow.source for queue in inputs[name]))
+            open_.update(dict.fromkeys(queue.flow.target for queue in outputs[name]))
     if any(left.values()):
-        raise _deadlock(graph, queues, left)
+        raise _deadlock(graph, origins, queues, left)
     return queues
 
 
@@ -314,12 +269,12 @@ def _fire(inputs: list[_Queue], outputs: list[_Queue], count: int) -> None:
         queue.peak = max(queue.peak, queue.held)
 
 
-def _bound(graph: Graph, queue: _Queue) -> Bound:
+def _bound(graph: Graph, origins: Origins, queue: _Queue) -> Bound:
     flow = queue.flow
     assert flow.capacity is not None
     source = graph[flow.source]
     from_prompts = isinstance(source.spec, PromptsSpec)
-    length = _longest_prompt(source) if from_prompts else _longest_response(graph, flow)
+    length = _longest_prompt(source) if from_prompts else _longest_response(origins, flow)
     wanted = TEXTS_OF_PROMPT.intersection(flow.columns) if from_prompts else set(flow.columns) - SCALARS
     return Bound(
         rows=flow.capacity,
@@ -333,8 +288,8 @@ def _longest_prompt(node: Node) -> int | None:
     return node.spec.max_prompt_tokens if isinstance(node.spec, PromptsSpec) else None
 
 
-def _longest_response(graph: Graph, flow: Flow) -> int:
-    specs = [node.spec for node in rollouts_of(graph, flow.source)]
+def _longest_response(origins: Origins, flow: Flow) -> int:
+    specs = [node.spec for node in origins.rollouts[flow.source]]
     return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
 
 
@@ -351,12 +306,12 @@ def _unbalanced(graph: Graph, flow: Flow, times: Mapping[str, Fraction]) -> Rate
     )
 
 
-def _deadlock(graph: Graph, queues: list[_Queue], left: Mapping[str, int]) -> RateError:
+def _deadlock(graph: Graph, origins: Origins, queues: list[_Queue], left: Mapping[str, int]) -> RateError:
     """Who waits for what when nothing can fire; an update that waits for more steps than may start is the usual one."""
     for queue in queues:
         flow = queue.flow
         if flow.capacity is None and left[flow.source] and flow.tokens < flow.gives:
-            return _too_few_permits(graph, flow)
+            return _too_few_permits(graph, origins, flow)
     waits = [
         f"'{queue.flow.target}' waits for '{queue.flow.source}'"
         for queue in queues
@@ -365,9 +320,9 @@ def _deadlock(graph: Graph, queues: list[_Queue], left: Mapping[str, int]) -> Ra
     return RateError("the bounded queues deadlock", at=graph.at, found="; ".join(waits), wanted="one full iteration")
 
 
-def _too_few_permits(graph: Graph, flow: Flow) -> RateError:
+def _too_few_permits(graph: Graph, origins: Origins, flow: Flow) -> RateError:
     update, rollout = graph[flow.source], graph[flow.target]
-    step, needed = step_size(graph, rollout.name), math.ceil(flow.gives)
+    step, needed = origins.step_size(rollout.name), math.ceil(flow.gives)
     batch = f"{needed * step} prompts, {needed} steps of {step}"
     may_start = f"'{rollout.name}' may start {flow.tokens} at staleness={flow.tokens - 1}"
     return RateError(

@@ -7,7 +7,7 @@ from itertools import islice
 
 from .errors import FlowrlError, GraphCycle, GraphError, UnknownColumn, UnreadOutput, did_you_mean
 from .graph import EvaluateSpec, FilterSpec, Graph, Node, PromptsSpec, UpdateSpec
-from .rates import rollouts_of
+from .origins import Origins
 from .sources import open_source
 
 MAX_CYCLES = 20
@@ -138,9 +138,10 @@ def _unread(node: Node, graph: Graph) -> UnreadOutput:
 
 def check_joins(graph: Graph) -> list[FlowrlError]:
     """The rows of a node come from one rollout: those of two have different keys."""
+    origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     for node in graph.nodes.values():
-        rollouts = rollouts_of(graph, node.name)
+        rollouts = origins.rollouts[node.name]
         if len(rollouts) > 1:
             problems.append(
                 GraphError(

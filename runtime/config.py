@@ -79,13 +79,13 @@ def _build(
             result[name] = build(value, parameter.type, parameter.default)
         except (FlowrlError, TypeError, ValueError) as error:
             problem = error.problem if isinstance(error, FlowrlError) else str(error)
-            found = error.found if isinstance(error, FlowrlError) else value
+            found = (error.found if isinstance(error, FlowrlError) else None) or value
             raise ConfigError(
                 f"parameter '{name}' of graph '{function.name}': {problem}",
                 at=places.get(name) or function.at,
                 found=found,
                 wanted=(error.wanted if isinstance(error, FlowrlError) else None) or type_name(parameter.type),
-                fix=error.fix if isinstance(error, FlowrlError) else None,
+                fix=(error.fix if isinstance(error, FlowrlError) else None) or f"change a field of '{name}'",
             ) from error
     return result
 

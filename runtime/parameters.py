@@ -105,6 +105,10 @@ def _fields(section: type[Any], path: tuple[str, ...], default: Any) -> dict[str
     return result
 
 
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and _field_default(field) is MISSING
+
+
 def _field_default(field: dataclasses.Field[Any]) -> Any:
     if field.default is not dataclasses.MISSING:
         return field.default
@@ -193,7 +197,12 @@ def build(value: Any, annotation: Any, default: Any) -> Any:
         built = {
             name: build(item, hints[name], getattr(base, name, None) if base else None) for name, item in value.items()
         }
-        return dataclasses.replace(base, **built) if base else section(**built)
+        if base:
+            return dataclasses.replace(base, **built)
+        missing = [field.name for field in dataclasses.fields(section) if _is_required(field) and field.name not in built]
+        if missing:
+            raise ValueError(f"a new {section.__name__} needs a value for '{missing[0]}'")
+        return section(**built)
     if _is_union(annotation):
         options = [option for option in _options(annotation) if _fits(value, option)]
         return build(value, options[0], default) if options else value
