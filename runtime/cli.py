@@ -20,7 +20,7 @@ from flowrl.check import check, notes
 from flowrl.errors import ConfigError, FlowrlError, did_you_mean
 from flowrl.graph import Graph
 from flowrl.model import Model
-from flowrl.rates import bounds
+from flowrl.rates import Bound, bounds
 from flowrl.trace import GraphFunction
 
 from .config import apply, resolve
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     try:
         if words[0] not in commands:
-            raise ConfigError(f"there is no command '{words[0]}'", wanted=", ".join(commands), fix=did_you_mean(words[0], commands))
+            fix = did_you_mean(words[0], commands)
+            raise ConfigError(f"there is no command '{words[0]}'", wanted=", ".join(commands), fix=fix)
         return commands[words[0]](words[1:])
     except FlowrlError as error:
         print(f"flowrl {words[0]}: {error}", file=sys.stderr)
@@ -131,7 +132,7 @@ def _visualize(words: list[str]) -> int:
 
     spec, known, rest = _split("visualize", words, _VisualizeFlags)
     graph, _ = _graph(spec, rest, known.config)
-    texts = {edge: str(bound) for edge, bound in _bounds(graph).items()}
+    texts = {edge: f"<= {bound.rows} {bound.unit}" for edge, bound in _bounds(graph).items()}
     if known.output is None:
         print(to_text(graph, bounds=texts))
     else:
@@ -254,10 +255,10 @@ def _refuse(problems: Sequence[FlowrlError]) -> int:
     return USAGE
 
 
-def _bounds(graph: Graph) -> dict[tuple[str, str], object]:
+def _bounds(graph: Graph) -> dict[tuple[str, str], Bound]:
     """The bound of each queue; none while the graph has no repetition vector."""
     try:
-        return dict(bounds(graph))
+        return dict(bounds(graph).edges)
     except FlowrlError:
         return {}
 
