@@ -178,7 +178,8 @@ def _edges_table(edges: Sequence[EdgeStatus]) -> Table:
     for edge in (edge for edge in edges if edge in shown):
         bound = "" if edge.bound is None else f" / {edge.bound}"
         meter = "" if edge.bound is None else _meter(_fill(edge), 8)
-        table.add_row(Text(f"{edge.source} → {edge.target}"), f"{edge.rows}{bound}", meter, Text(edge.reason or "-"))
+        name = f"{edge.source} → {edge.target}" if edge.source else edge.target
+        table.add_row(Text(name), f"{edge.rows}{bound}", meter, Text(edge.reason or "-"))
     if len(edges) > len(shown):
         table.add_row(Text(f"and {len(edges) - len(shown)} more, less full", style="dim"))
     return table

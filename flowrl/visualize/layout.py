@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .fold import generations, rows_digraph
@@ -119,13 +119,14 @@ def _lane_order(scene: Scene) -> list[str]:
         joined[cluster[arrow.source], cluster[arrow.target]] += 0 if arrow.kind == "version" else 1
     ends = [cluster[name] for arrow in scene.arrows if arrow.kind == "version" for name in (arrow.source, arrow.target)]
 
-    def cost(order: Sequence[str]) -> float:
+    def cost(order: Iterable[str]) -> float:
+        order = list(order)
         at = {key: i for i, key in enumerate(order)}
         across = sum(count * abs(at[a] - at[b]) for (a, b), count in joined.items())
         return across + 0.45 * sum(len(order) - 1 - at[key] for key in ends)
 
-    orders: list[Sequence[str]] = list(itertools.permutations(keys))
-    return list(min(orders, key=cost))
+
+    return list(min(itertools.permutations(keys), key=cost))
 
 
 class _Room:

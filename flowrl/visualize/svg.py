@@ -15,8 +15,8 @@ from .measure import LABEL_LINE, LINE, PAD, SMALL, bold_width, label_lines, labe
 from .routes import MARGIN, Drawing, Line, Point, draw
 from .scene import HOST, Box, Cluster, Scene
 
-HEADING = 50.0
-"""Height of the graph's name and its docstring."""
+HEADING, NAME = 50.0, 28.0
+"""Height of the graph's name with its docstring, and without."""
 RADIUS = 7.0
 """Of a line's corners."""
 
@@ -91,7 +91,7 @@ def style() -> str:
 def to_svg(scene: Scene) -> str:
     """A picture that stands alone."""
     scene = fold(scene)
-    drawing = draw(scene, HEADING)
+    drawing = draw(scene, HEADING if scene.subtitle else NAME)
     heading = max(bold_width(scene.title, 20), mono_width(_doc(scene), 12.5)) + 2 * MARGIN
     width, height = round(max(drawing.width, heading)), round(drawing.height)
     parts = [
