@@ -199,7 +199,9 @@ def build(value: Any, annotation: Any, default: Any) -> Any:
         }
         if base:
             return dataclasses.replace(base, **built)
-        missing = [field.name for field in dataclasses.fields(section) if _is_required(field) and field.name not in built]
+        missing = [
+            field.name for field in dataclasses.fields(section) if _is_required(field) and field.name not in built
+        ]
         if missing:
             raise ValueError(f"a new {section.__name__} needs a value for '{missing[0]}'")
         return section(**built)

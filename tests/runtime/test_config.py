@@ -146,9 +146,7 @@ def test_a_misspelt_key_names_the_nearest_one_and_its_line(tmp_path: Path) -> No
 
 def test_a_key_of_another_section_says_where_it_belongs(tmp_path: Path) -> None:
     error = refused(yaml="lr: 1e-6\n", folder=tmp_path)
-    assert error.fix == (
-        "'lr' belongs under 'optimizer' or under 'schedule.inner': optimizer.lr or schedule.inner.lr"
-    )
+    assert error.fix == ("'lr' belongs under 'optimizer' or under 'schedule.inner': optimizer.lr or schedule.inner.lr")
     error = refused("--train.mode", "async")
     assert "section 'train' of graph 'grpo' has no parameter 'mode'" in error.problem
     assert error.fix == "'mode' belongs at the top level: --mode"

@@ -1,0 +1,143 @@
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flowrl as fl
+from flowrl import advantages, losses
+from flowrl.check import check
+from flowrl.errors import RateError
+from flowrl.graph import Graph
+from flowrl.rates import bounds
+
+ROWS = [{"prompt": str(i), "answer": str(i)} for i in range(4)]
+
+
+@fl.reward
+def exact_match(response: str, answer: str) -> float:
+    return float(response == answer)
+
+
+@fl.node(out="scores")
+def again(scores: float) -> float:
+    return scores
+
+
+def build(
+    batch: int = 32, n: int = 8, staleness: int = 0, steps: int = 1, filtered: bool = False, chain: int = 0
+) -> Graph:
+    @fl.graph
+    def graph():
+        policy = fl.Model("model", optimizer=fl.AdamW(lr=1e-6))
+        prompts = fl.prompts(ROWS, batch=batch, last="wrap", max_prompt_tokens=100)
+        samples: Any = fl.rollout(policy, prompts, n=n, max_new_tokens=10, staleness=staleness)
+        scores = exact_match(samples)
+        for _ in range(chain):
+            scores = again(samples, scores)
+        if filtered:
+            samples = fl.filter(samples, scores, keep=lambda scores: True, per="group")
+        advantage = advantages.gpg(samples, scores)
+        fl.update(policy, samples, advantage, loss=losses.ppo_clip(), batch=steps * batch)
+
+    return graph()
+
+
+def test_the_repetition_vector_counts_firings_of_one_version() -> None:
+    assert bounds(build()).repetitions == {
+        "prompts": 1,
+        "rollout": 32,
+        "exact_match": 256,
+        "gpg": 1,
+        "update": 1,
+    }
+
+
+def test_an_update_of_two_steps_takes_each_node_twice() -> None:
+    assert bounds(build(batch=4, n=2, staleness=1, steps=2)).repetitions == {
+        "prompts": 2,
+        "rollout": 8,
+        "exact_match": 16,
+        "gpg": 2,
+        "update": 1,
+    }
+
+
+def test_an_edge_holds_the_rows_of_staleness_plus_one_versions() -> None:
+    edges = bounds(build(staleness=2)).edges
+    sampled = edges["rollout", "exact_match"]
+    assert (sampled.rows, sampled.unit, sampled.num_tokens) == (3 * 32 * 8, "samples", 3 * 32 * 8 * 10)
+    prompts = edges["prompts", "rollout"]
+    assert (prompts.rows, prompts.unit, prompts.num_tokens) == (3 * 32, "prompts", 3 * 32 * 100)
+    assert edges["exact_match", "gpg"].num_tokens is None
+    assert edges["prompts", "exact_match"].num_tokens is None
+    assert all(0 < bound.peak <= bound.rows for bound in edges.values())
+
+
+def test_a_filter_changes_no_rate() -> None:
+    plain, filtered = bounds(build()), bounds(build(filtered=True))
+    assert filtered.repetitions == {**plain.repetitions, "filter": 32}
+    assert filtered.edges["filter", "update"].rows == 32 * 8
+
+
+def test_an_on_policy_update_of_two_steps_deadlocks() -> None:
+    with pytest.raises(RateError, match="version 1 needs step 1, and step 1 needs version 1") as caught:
+        bounds(build(steps=2))
+    assert caught.value.fix == "staleness >= 1 in 'rollout', or batch=32 in 'update'"
+    assert caught.value.node == "update"
+    assert "'update' consumes 64 prompts, 2 steps of 32; 'rollout' may start 1 at staleness=0" in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 9), n=st.integers(1, 5), staleness=st.integers(0, 4), steps=st.integers(1, 5),
+    filtered=st.booleans(),
+)  # fmt: skip
+def test_queues_deadlock_only_where_an_update_needs_more_steps_than_may_start(
+    batch: int, n: int, staleness: int, steps: int, filtered: bool
+) -> None:
+    graph = build(batch, n, staleness, steps, filtered)
+    if steps > staleness + 1:
+        with pytest.raises(RateError, match="wait for each other"):
+            bounds(graph)
+    else:
+        found = bounds(graph)
+        assert found.repetitions["rollout"] == steps * batch
+        assert all(bound.peak <= bound.rows for bound in found.edges.values())
+
+
+def test_a_batch_of_no_whole_steps_lists_the_vector_and_valid_values() -> None:
+    @fl.graph
+    def graph():
+        policy = fl.Model("model", optimizer=fl.AdamW(lr=1e-6))
+        samples = fl.rollout(policy, fl.prompts(ROWS, batch=4), n=2)
+        scores = exact_match(samples)
+        fl.update(policy, samples, advantages.grpo(samples, scores), loss=losses.ppo_clip(), batch=6)
+
+    [error] = check(graph(), gpus=0)
+    assert isinstance(error, RateError)
+    assert "the repetition vector is 3 steps of 'prompts' for 2 versions" in str(error.found)
+    assert error.wanted == "a multiple of 4: 4, 8, 12, 16, ..."
+    assert error.fix == "batch=8 in 'update', or batch=2 in fl.prompts"
+
+
+def test_an_evaluation_flows_nothing() -> None:
+    @fl.graph
+    def graph():
+        policy = fl.Model("model", optimizer=fl.AdamW(lr=1e-6))
+        samples = fl.rollout(policy, fl.prompts(ROWS, batch=4), n=2)
+        fl.update(policy, samples, advantages.grpo(samples, exact_match(samples)), loss=losses.ppo_clip())
+        fl.evaluate(policy, fl.prompts(ROWS, batch=3, name="held_out"), exact_match, every=10)
+
+    found = bounds(graph())
+    assert "evaluate" not in found.repetitions
+    assert not any("evaluate" in edge for edge in found.edges)
+    assert check(graph(), gpus=0) == []
+
+
+def test_hundreds_of_nodes_are_checked_at_once() -> None:
+    graph = build(batch=4, chain=500)
+    start = time.monotonic()
+    assert check(graph, gpus=0) == []
+    assert time.monotonic() - start < 2
