@@ -170,7 +170,7 @@ class Loss:
             row, token = (~torch.isfinite(per_token)).nonzero()[0].tolist()
             raise NodeError(
                 "the loss of a trained token is not finite",
-                found=f"{float(per_token[row, token])} at row {row}, token {token} ({self})",
+                found=f"{float(per_token[row, token].detach())} at row {row}, token {token} ({self})",
                 fix="look at that row's columns: " + ", ".join(name for name in self.reads),
             )
         return self._numerator(per_token, mask), metrics
