@@ -135,7 +135,7 @@ def step(worker: Worker, firing: Firing, parts: Parts) -> Made:
     spec = worker.plan.graph[firing.node].spec
     assert isinstance(spec, UpdateSpec)
     model = worker.model_of(firing)
-    metrics = model.step(firing.settings["denominator"], spec.clip_grad)
+    metrics = model.step(firing.settings["denominator"], clip_grad=spec.clip_grad)
     if firing.settings["publish"]:
         model.publish(firing.version)
     yield metrics
