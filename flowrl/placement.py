@@ -14,8 +14,8 @@ from .mesh import AXES, Mesh
 from .model import Model
 from .origins import Origins
 
-DP_ONLY = frozenset({"hf"})
-"""Backends that hold a whole model on every rank."""
+DP_ONLY = frozenset({"fsdp", "hf", "tiny"})
+"""Backends that split neither layers nor heads."""
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
