@@ -21,6 +21,7 @@ away for longer             I/O thread's               polls
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import threading
 import time
@@ -237,6 +238,7 @@ class _Turn:
 
     def take(self, wake: Callable[[], None]) -> None:
         """Take the turn to wait with it; the I/O thread is asked to give it back."""
+        assert not self._visitors, "two threads wait at one endpoint"
         self._visitors += 1
         while not self._lock.acquire(blocking=False):
             self.wanted = True
@@ -262,6 +264,7 @@ class _Turn:
 
     def sleep_while_others_serve(self) -> bool:
         """For the I/O thread: False if nobody has served the sockets for the grace, else sleep a while."""
+        self._looks_at = math.inf  # before the look at the visitors: one who leaves after it sees this, and rouses
         now = time.monotonic()
         if self._visitors:
             self._sleep_s = min(2 * self._sleep_s, _LONGEST_SLEEP_S)

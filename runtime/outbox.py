@@ -105,7 +105,7 @@ class Outbox:
     def finish(self, peer_name: str) -> None:
         """End the stream: after the last item the consumer gets LAST, and its BYE closes the connection."""
         if peer := self._peers.get(peer_name):
-            peer.finishing = True
+            peer.finishing, peer.told = True, False
             self._pump(peer)
 
     def statistics(self) -> dict[str, SendStatistics]:
@@ -197,10 +197,10 @@ class Outbox:
             peer.credit.acknowledge([seq for seq in wire.integers([header[Nack.SEQ]]) if seq], refused=True)
             self._on_error(WireError(f"peer {peer.name!r} refuses what it was sent: {header[Nack.TEXT]}"))
         elif message.kind == Kind.DRAIN:
-            peer.finishing = True
+            peer.finishing, peer.told = True, False
         elif message.kind == Kind.BYE:
-            if not peer.credit.statistics().undelivered:
-                peer.finishing = False
+            peer.finishing = False
+            if not peer.credit.statistics().undelivered:  # else a new stream has begun meanwhile
                 self._close(peer)
                 peer.credit.disconnect()
         else:
