@@ -15,7 +15,7 @@ from .functions import advantage, node, reward  # noqa: E402
 from .graph import Graph, Node  # noqa: E402
 from .loss import Loss, loss  # noqa: E402
 from .mesh import Mesh  # noqa: E402
-from .model import AdamW, Model  # noqa: E402
+from .model import AdamW, Dtype, Model  # noqa: E402
 from .nodes import evaluate, filter, logprobs, prompts, rollout, score, update, values  # noqa: E402
 from .stream import Advantages, LogProbs, Metrics, Prompts, Samples, Scores, Stream, Values  # noqa: E402
 from .trace import GraphFunction, graph  # noqa: E402
@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AdamW",
     "Advantages",
+    "Dtype",
     "Graph",
     "GraphFunction",
     "LogProbs",

@@ -111,7 +111,7 @@ def _run(words: list[str]) -> int:
 
 def _check(words: list[str]) -> int:
     spec, known, rest = _split("check", words, _CheckFlags)
-    files = sorted(Path(spec).glob("*.py")) if Path(spec).is_dir() else [spec]
+    files = sorted(Path(spec).glob("[!_]*.py")) if Path(spec).is_dir() else [spec]
     wrong = 0
     for each in map(str, files):
         try:

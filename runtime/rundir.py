@@ -157,7 +157,7 @@ def sample_row(
     """One line of ``samples.jsonl``; ``pandas.read_json(path, lines=True)`` reads the file.
 
     Args:
-        key: of the row.
+        key: of the row; ``step`` counts from 1, as in ``metrics.jsonl``.
         prompt: text, special tokens included.
         response: text.
         rewards: by the name of the node that gave them; none for a row that was dropped before.
@@ -168,7 +168,7 @@ def sample_row(
         **columns: more values, such as columns of the data set.
     """
     row: dict[str, Any] = {
-        "step": key.step,
+        "step": key.step + 1,
         "prompt_index": key.prompt,
         "sample_index": key.sample,
         "prompt": prompt,
