@@ -245,29 +245,43 @@ def _longest_prompt(origins: Origins, node: Node) -> tuple[int, bool]:
 
 
 def check_batches(graph: Graph) -> list[FlowrlError]:
-    """An update consumes whole steps of its prompts."""
+    """An update consumes whole steps of its prompts, and as many as every other update of these prompts."""
     origins = Origins.of(graph)
     problems: list[FlowrlError] = []
+    first: dict[str, tuple[Node, int]] = {}
     for node in graph.nodes.values():
         step = origins.step_size(node.name)
-        if not isinstance(node.spec, UpdateSpec) or node.spec.batch is None or not step or node.spec.batch % step == 0:
+        if not isinstance(node.spec, UpdateSpec) or not step:
             continue
-        batch = node.spec.batch
+        batch = node.spec.batch or step
         prompts = " and ".join(f"'{p.name}'" for p in origins.prompts[node.name])
-        nearest = max(1, round(batch / step)) * step
-        shared = gcd(batch, step)
-        problems.append(
-            RateError(
-                f"node '{node.name}' consumes {batch} prompts a version, which steps of {step} do not add up to",
-                at=node.at,
-                node=node.name,
-                found=f"batch={batch}; the repetition vector is {batch // shared} steps of {prompts} for "
-                f"{step // shared} versions",
-                wanted=f"a multiple of {step}: {', '.join(str(step * i) for i in range(1, 5))}, ...",
-                fix=f"batch={nearest} in '{node.name}', or batch={shared} in fl.prompts",
+        beside, other = first.setdefault(prompts, (node, batch))
+        if batch % step:
+            problems.append(_no_whole_steps(node, batch, step, prompts))
+        elif batch != other:
+            problems.append(
+                RateError(
+                    f"nodes '{beside.name}' and '{node.name}' consume different batches of {prompts}",
+                    at=node.at,
+                    node=node.name,
+                    found=f"{other} prompts a version ({beside.at}) and {batch}",
+                    wanted="one batch: the versions of both models then belong to the same rows",
+                    fix=f"batch={other} in '{node.name}', or batch={batch} in '{beside.name}'",
+                )
             )
-        )
     return problems
+
+
+def _no_whole_steps(node: Node, batch: int, step: int, prompts: str) -> RateError:
+    nearest, shared = max(1, round(batch / step)) * step, gcd(batch, step)
+    return RateError(
+        f"node '{node.name}' consumes {batch} prompts a version, which steps of {step} do not add up to",
+        at=node.at,
+        node=node.name,
+        found=f"batch={batch}; the repetition vector is {batch // shared} steps of {prompts} for {step // shared} versions",
+        wanted=f"a multiple of {step}: {', '.join(str(step * i) for i in range(1, 5))}, ...",
+        fix=f"batch={nearest} in '{node.name}', or batch={shared} in fl.prompts",
+    )
 
 
 def check_rates(graph: Graph) -> list[FlowrlError]:

@@ -82,7 +82,7 @@ def ppo(n: int = 1):
     values = fl.values(critic, kept)
     advantage = advantages.gae(kept, advantages.token_rewards(kept, scores), values)
     fl.update(policy, kept, advantage, loss=losses.ppo_clip(), batch=16)
-    fl.update(critic, kept, advantage, old_values=values, loss=losses.value_clip(), name="fit")
+    fl.update(critic, kept, advantage, old_values=values, loss=losses.value_clip(), batch=16, name="fit")
     held_out = fl.prompts(ROWS, batch=4, name="held_out")
     fl.evaluate(policy, held_out, exact_match, every=5)
 
