@@ -274,11 +274,12 @@ def check_batches(graph: Graph) -> list[FlowrlError]:
 
 def _no_whole_steps(node: Node, batch: int, step: int, prompts: str) -> RateError:
     nearest, shared = max(1, round(batch / step)) * step, gcd(batch, step)
+    vector = f"{batch // shared} steps of {prompts} for {step // shared} versions"
     return RateError(
         f"node '{node.name}' consumes {batch} prompts a version, which steps of {step} do not add up to",
         at=node.at,
         node=node.name,
-        found=f"batch={batch}; the repetition vector is {batch // shared} steps of {prompts} for {step // shared} versions",
+        found=f"batch={batch}; the repetition vector is {vector}",
         wanted=f"a multiple of {step}: {', '.join(str(step * i) for i in range(1, 5))}, ...",
         fix=f"batch={nearest} in '{node.name}', or batch={shared} in fl.prompts",
     )
