@@ -50,12 +50,16 @@ def rows_digraph(scene: Scene) -> nx.DiGraph[str]:
 
 
 def generations(digraph: nx.DiGraph[str]) -> dict[str, int]:
-    """The length of the longest path to each box. Boxes on a cycle, which the checks refuse, share one generation."""
+    """The length of the longest path to each box. On a cycle, which the checks refuse, arrows to earlier boxes are left
+    out."""
     import networkx as nx
 
-    condensed = nx.condensation(digraph)
-    layers = nx.topological_generations(condensed)
-    return {name: i for i, layer in enumerate(layers) for part in layer for name in condensed.nodes[part]["members"]}
+    forward = nx.DiGraph(digraph)
+    declared = {name: i for i, name in enumerate(digraph)}
+    for cycle in nx.strongly_connected_components(digraph):
+        inside = digraph.subgraph(cycle).edges
+        forward.remove_edges_from([(a, b) for a, b in inside if declared[a] >= declared[b]])
+    return {name: i for i, layer in enumerate(nx.topological_generations(forward)) for name in layer}
 
 
 def _layers(scene: Scene) -> dict[str, Hashable]:

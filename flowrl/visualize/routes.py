@@ -36,7 +36,14 @@ class _Piece:
     bottom_x: float | None
     left: float
     right: float
+    label: float = 0.0
+    """Height of the label that stands at its end in the gutter."""
     track: int = 0
+
+    @property
+    def in_gutter(self) -> bool:
+        """Whether it comes from there, or goes there."""
+        return self.top_x is None or self.bottom_x is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +97,7 @@ def draw(scene: Scene, top: float = 0.0) -> Drawing:
     levels = _Levels(placed, tops, bottom)
     lines = [_down(arrow, pieces, levels) for arrow, pieces in hops]
     ups = zip(placed.loops, backs, strict=True)
-    lines += _apart([_up(arrow, placed, *ends, trunks[arrow.source], levels) for arrow, ends in ups])
+    lines += [_up(arrow, placed, *ends, trunks[arrow.source], levels) for arrow, ends in ups]
     drawing = Drawing(
         width=(gutter if placed.loops else right) + 2 * MARGIN,
         height=bottom + MARGIN + 12,
@@ -104,21 +111,6 @@ def draw(scene: Scene, top: float = 0.0) -> Drawing:
     for at in placed.boxes.values():
         at.x += MARGIN
     return drawing
-
-
-def _apart(lines: list[Line]) -> list[Line]:
-    """Labels of one trunk, moved down until none covers another."""
-    found: list[Line] = []
-    lowest: dict[str, float] = {}
-    for line in sorted(lines, key=lambda line: line.points[3][1]):
-        if line.label:
-            x, y = line.label
-            half = label_size(line.arrow)[1] / 2
-            y = max(y, lowest.get(line.arrow.source, 0.0) + half)
-            lowest[line.arrow.source] = y + half + 4
-            line = Line(line.arrow, line.points, (x, y))
-        found.append(line)
-    return found
 
 
 def _shift(line: Line) -> Line:
@@ -179,7 +171,8 @@ def _back(
     if below is None:
         below = _Piece(out, None, out, trunk)
         channels[source.layer].append(below)
-    above = _Piece(None, into, into, trunk + label_size(arrow)[0])
+    width, height = label_size(arrow)
+    above = _Piece(None, into, into, trunk + width, label=height)
     channels[target.layer - 1].append(above)
     return below, above
 
@@ -199,25 +192,20 @@ def _channel_height(pieces: list[_Piece]) -> float:
     moving = [piece for piece in pieces if piece.right - piece.left > 0.5]
     if not moving:
         return CHANNEL
-    taken: list[list[_Piece]] = []
+    given: list[_Piece] = []
     for piece in _order(moving):
-        above = [p.track for p in moving if p is not piece and _must_lie_above(p, piece) and _given(p, taken)]
-        track = max(above, default=-1) + 1
-        while track < len(taken) and any(_touch(piece, other) for other in taken[track]):
-            track += 1
-        while len(taken) <= track:
-            taken.append([])
-        piece.track = track
-        taken[track].append(piece)
-    return CHANNEL + TRACK * len(taken)
+        piece.track = max((other.track + 1 for other in given if _must_lie_above(other, piece)), default=0)
+        while any(_too_near(piece, other) for other in given):
+            piece.track += 1
+        given.append(piece)
+    return CHANNEL + TRACK * (max(piece.track for piece in given) + 1)
 
 
-def _given(piece: _Piece, taken: list[list[_Piece]]) -> bool:
-    return piece.track < len(taken) and piece in taken[piece.track]
-
-
-def _touch(a: _Piece, b: _Piece) -> bool:
-    return a.left - 10 < b.right and b.left - 10 < a.right
+def _too_near(a: _Piece, b: _Piece) -> bool:
+    if a.left - 10 >= b.right or b.left - 10 >= a.right:
+        return False
+    labels = (a.label + b.label) / 2 + 4 if a.in_gutter and b.in_gutter and a.label + b.label else 0.0
+    return abs(a.track - b.track) * TRACK < max(TRACK, labels)
 
 
 def _must_lie_above(a: _Piece, b: _Piece) -> bool:
@@ -294,5 +282,5 @@ def _up(arrow: Arrow, placed: Placed, below: _Piece, above: _Piece, trunk: float
         (above.bottom_x, high),
         (above.bottom_x, target.y),
     ]
-    width, height = label_size(arrow)
-    return Line(arrow, points, (trunk + 8 + width / 2, high + height / 2 - 6) if width else None)
+    width = label_size(arrow)[0]
+    return Line(arrow, points, (trunk + 8 + width / 2, high) if width else None)

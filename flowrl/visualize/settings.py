@@ -52,8 +52,10 @@ def _unless(name: str, value: Any, default: Any) -> list[tuple[str, Any]]:
 
 
 def source_name(source: Any) -> str:
-    """What a data source is called, with the number of its rows where it could be opened."""
-    return str(describe(str(source) if isinstance(source, os.PathLike) else source))
+    """What a data source is called, with the number of its rows where it could be opened. Of an absolute path the last
+    part: a picture is passed on, and the folders of one machine mean nothing on another."""
+    name = str(describe(str(source) if isinstance(source, os.PathLike) else source))
+    return name.rsplit("/", 1)[-1] if name.startswith("/") else name
 
 
 def _prompts(node: Node, spec: PromptsSpec) -> list[str]:

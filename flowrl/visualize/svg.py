@@ -17,6 +17,8 @@ from .scene import HOST, Box, Cluster, Scene
 
 HEADING, NAME = 50.0, 28.0
 """Height of the graph's name with its docstring, and without."""
+LEGEND = 24.0
+"""Height of the line that explains dashes and dots."""
 RADIUS = 7.0
 """Of a line's corners."""
 
@@ -93,7 +95,9 @@ def to_svg(scene: Scene) -> str:
     scene = fold(scene)
     drawing = draw(scene, HEADING if scene.subtitle else NAME)
     heading = max(bold_width(scene.title, 20), mono_width(_doc(scene), 12.5)) + 2 * MARGIN
-    width, height = round(max(drawing.width, heading)), round(drawing.height)
+    legend = _legend(scene, drawing.height + 2)
+    width = round(max(drawing.width, heading))
+    height = round(drawing.height + (LEGEND if legend else 0))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="fl" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label="{_quote(f"Dataflow graph {scene.title}")}">',
@@ -105,6 +109,7 @@ def to_svg(scene: Scene) -> str:
         *(_line(line) for line in drawing.lines),
         *(_label(line) for line in drawing.lines if line.label),
         *(_box(box, drawing.boxes[box.name]) for box in scene.boxes),
+        *legend,
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -190,6 +195,18 @@ def _label(line: Line) -> str:
     ]
     ends = f'data-from="{_quote(arrow.source)}" data-to="{_quote(arrow.target)}"'
     return "\n".join([f'<g class="label {arrow.kind}" {ends}>{pill}', *texts, "</g>"])
+
+
+def _legend(scene: Scene, y: float) -> list[str]:
+    """What the kinds of lines mean; nothing where there is one kind only."""
+    texts = {"column": "columns", "gate": "gate: only rows that a filter kept", "version": "a model's next version"}
+    kinds = [kind for kind in texts if any(arrow.kind == kind for arrow in scene.arrows)]
+    parts, x = [], MARGIN + 2
+    for kind in kinds if len(kinds) > 1 else []:
+        parts.append(f'<g class="{kind}"><path class="line" d="M{x:.1f} {y - 4:.1f}h26"/></g>')
+        parts.append(_text("note", x + 34, y, texts[kind]))
+        x += 34 + mono_width(texts[kind]) + 26
+    return parts
 
 
 def _path(points: list[Point]) -> str:
