@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from math import prod
 from typing import Any, NamedTuple
 
 from flowrl.errors import WireError
@@ -28,6 +27,7 @@ OWN_FRAME = 64 * 1024
 
 MAX_FIELDS = 1 << 16
 MAX_DIMS = 16
+_FARTHEST = 1 << 48
 
 
 class Dtype(IntEnum):
@@ -174,17 +174,21 @@ def _place(message: wire.Message, frames: Sequence[memoryview]) -> Sequence[memo
 def _checked_field(row: object) -> Field:
     if type(row) is not list or len(row) < len(Field._fields):
         raise WireError("a field table has a row that is no field", found=repr(row)[:80])
-    field = Field._make(row[: len(Field._fields)])
-    name, dtype, kind, shape, offset, num_bytes = field
+    name, dtype, kind, shape, offset, num_bytes = row[: len(Field._fields)]
     if type(name) is not str or not _is_count(dtype, len(ITEM_BYTES)) or not _is_count(kind, len(FieldKind)):
         raise WireError("a field of unknown type", found=repr(row)[:80])
-    if type(shape) is not list or len(shape) > MAX_DIMS or not all(_is_count(size, 1 << 48) for size in shape):
+    if type(shape) is not list or len(shape) > MAX_DIMS:
         raise WireError(f"field {name!r} has no shape", found=repr(shape)[:80])
-    if not _is_count(offset, 1 << 48) or not _is_count(num_bytes, 1 << 48) or offset % wire.ALIGNMENT:
-        raise WireError(f"field {name!r} lies nowhere", found=f"offset {offset!r:.40}, {num_bytes!r:.40} bytes")
-    if prod(shape) * ITEM_BYTES[dtype] != num_bytes:
-        raise WireError(f"field {name!r} has {num_bytes} bytes, which is not its shape", found=repr(shape)[:80])
-    return field
+    wanted = ITEM_BYTES[dtype]
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise WireError(f"field {name!r} has no shape", found=repr(shape)[:80])
+        wanted *= size
+    if type(num_bytes) is not int or num_bytes != wanted:
+        raise WireError(f"field {name!r} has {num_bytes!r:.40} bytes, which is not its shape", found=repr(shape)[:80])
+    if not _is_count(offset, _FARTHEST) or offset % wire.ALIGNMENT:
+        raise WireError(f"field {name!r} lies nowhere", found=f"offset {offset!r:.40}")
+    return Field(name, dtype, kind, shape, offset, num_bytes)
 
 
 def _is_count(value: object, limit: int) -> bool:

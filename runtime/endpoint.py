@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 _STOP_S = 2.0
 """The loop ends within a poll; a handler that takes longer than this hangs."""
 
+_ACKNOWLEDGE_AFTER_S = 0.005
+"""A commit waits for others this long, unless they are a quarter of the window: each ACK wakes the producer."""
+
 _PONG = wire.encode(Kind.PONG)
 _DEFAULT = Window()
 
@@ -108,7 +111,7 @@ class Endpoint:
         self._control: zmq.Socket[bytes] | None = None
         self._rejected = 0
         self._owed_items = self._owed_bytes = 0
-        self._closed = False
+        self._acknowledges = self._closed = False
 
     @property
     def data_endpoint(self) -> str:
@@ -147,6 +150,8 @@ class Endpoint:
         """
         if self._context is None or self._closed:
             return
+        if self._loop.running:
+            self._loop.call(self._inbox.flush)
         if drain_s and self._loop.running:
             self._loop.run_until(lambda: not self.statistics().undelivered, drain_s)
         self._closed = True
@@ -241,7 +246,7 @@ class Endpoint:
         Committing is not part of `receive`, for an acknowledged block is never sent again: a process that dies between
         taking a block and storing it would lose it. A consumer commits each block as it stores it, not when it has a
         firing's worth, so a window smaller than a firing's inputs cannot block. Acknowledgements go in batches: a
-        quarter of the window, or before `receive` waits.
+        quarter of the window, or what has come together in 5 ms.
         """
         self._inbox.commit(data.block)
         self._owed_items += 1
@@ -285,8 +290,13 @@ class Endpoint:
         return bool(self._arrivals)
 
     def _flush(self) -> None:
-        if self._inbox.has_commits:
-            self._inbox.flush()
+        if self._inbox.has_commits and not self._acknowledges:
+            self._acknowledges = True
+            self._loop.call_later(_ACKNOWLEDGE_AFTER_S, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._acknowledges = False
+        self._inbox.flush()
 
     def _deliver(self, block: Block) -> None:
         if block.content is None:
