@@ -43,7 +43,7 @@ def generate(
 
 
 class Decoding:
-    """One batch that is being sampled. Its tensors have one row a *slot*, which is an open row or one that has ended."""
+    """One batch that is being sampled. Its tensors have one row a *slot*: an open row, or one that has ended."""
 
     def __init__(
         self,

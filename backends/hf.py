@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.backend import ModelFacts, Ranks
 from flowrl.model import Model
 
-from .hf_network import HFNetwork, load_module
+from .hf_network import HFNetwork, load_module, quiet
 from .hf_source import describe, find_model
 from .hf_tokenizer import HFTokenizer
 from .torch_backend import TorchBackend
@@ -46,7 +46,8 @@ class HFBackend(TorchBackend):
 
     def _save_model(self, folder: Path) -> None:
         module: Any = self.network.module
-        module.save_pretrained(folder)
+        with quiet():
+            module.save_pretrained(folder)
         self.tokenizer.save(folder)
 
     def _load_model(self, folder: Path) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ def load_module(folder: Path, head: Head, dtype: torch.dtype) -> nn.Module:
     """
     factory: Any = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     labels = {} if head == "lm" else {"num_labels": 1}
-    with _quiet():
+    with quiet():
         module, info = factory.from_pretrained(folder, dtype=dtype, output_loading_info=True, **labels)
     missing = sorted(info["missing_keys"])
     if head != "lm" and missing == ["score.weight"]:
@@ -237,8 +237,8 @@ def _logit_scale(config: Any) -> float:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and no table of new heads while a model loads: what is missing is checked here."""
+def quiet() -> Iterator[None]:
+    """No progress bars, and no table of new heads while a model loads: what is missing is checked here."""
     logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -8,42 +8,21 @@ learns what a pair of tokens decides, such as counting up.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flowrl.backend import ModelFacts, Ranks
-from flowrl.errors import BackendError, did_you_mean
 from flowrl.model import Head, Model
 from flowrl.seeds import mix
 
+from .tiny_source import BOS, CONFIG_FILE, VOCAB_SIZE, TinyTokenizer, describe, find_folder
 from .torch_backend import TorchBackend
 
-BOS, EOS = 256, 257
-"""After the 256 bytes."""
-VOCAB_SIZE = 258
-CONFIG_FILE, WEIGHTS_FILE = "tiny.json", "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 START_STD = 0.02
-
-
-class TinyTokenizer:
-    """One id a byte of UTF-8, after one `BOS`; see `flowrl.backend.Tokenizer`."""
-
-    eos_ids = frozenset({EOS})
-
-    def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a text, or of messages, each on a line as ``role: content``."""
-        if not isinstance(prompt, str):
-            prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
-        return [BOS, *prompt.encode()]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text; bytes that are no UTF-8 become U+FFFD."""
-        return bytes(id for id in ids if id < BOS).decode(errors="replace")
 
 
 class TinyModule(nn.Module):
@@ -115,7 +94,7 @@ class TinyBackend(TorchBackend):
     """Its source is ``"tiny"`` or any other name, each with its own start weights, or a folder from `save`."""
 
     def __init__(self, model: Model, ranks: Ranks, device: str) -> None:
-        folder = _folder(model.source)
+        folder = find_folder(model.source)
         module = TinyModule(mix(*model.source.encode()) % (1 << 63), model.head)
         if folder:
             module.load_state_dict(load_file(folder / WEIGHTS_FILE))
@@ -125,14 +104,13 @@ class TinyBackend(TorchBackend):
     @staticmethod
     def load_tokenizer(source: str) -> TinyTokenizer:
         """The same for every tiny model."""
-        _folder(source)
+        find_folder(source)
         return TinyTokenizer()
 
     @staticmethod
     def describe(source: str) -> ModelFacts:
         """The same for every tiny model."""
-        _folder(source)
-        return ModelFacts(max_length=None, num_heads=None, num_layers=None, vocab_size=VOCAB_SIZE)
+        return describe(source)
 
     def _save_model(self, folder: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in self.export_weights()}, folder / WEIGHTS_FILE)
@@ -140,23 +118,3 @@ class TinyBackend(TorchBackend):
 
     def _load_model(self, folder: Path) -> dict[str, Tensor]:
         return load_file(folder / WEIGHTS_FILE)
-
-
-def _folder(source: str) -> Path | None:
-    """The folder that a source names, or None for a plain name.
-
-    Raises:
-        BackendError: a path without a tiny model.
-    """
-    if "/" not in source and not Path(source).is_dir():
-        return None
-    folder = Path(source)
-    if not (folder / CONFIG_FILE).is_file():
-        near = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise BackendError(
-            f"there is no tiny model '{source}' here",
-            found=f"no {folder / CONFIG_FILE}",
-            wanted="a name such as 'tiny', or a folder that a tiny model was saved to",
-            fix=did_you_mean(folder.name, [name for name in near if name != folder.name]),
-        )
-    return folder

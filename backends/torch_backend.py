@@ -6,6 +6,7 @@ A model is replicated on every rank of its mesh; ranks meet in `step` alone, whe
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.backend import Metrics, Output, Prompt, Ranks, Response, Sampling, Sum, Tokenizer
-from flowrl.errors import BackendError, CheckpointError
+from flowrl.errors import BackendError, CheckpointError, NodeError
 from flowrl.loss import TRAINED, Loss
 from flowrl.model import Model
 from flowrl.rows import Ragged, Rows
@@ -99,7 +100,7 @@ class TorchBackend:
                 sums[name] = sums[name] + total if name in sums else total
         return _metrics(sums, tokens, len(trained), loss)
 
-    def step(self, denominator: float, *, clip_grad: float | None = None) -> Metrics:
+    def step(self, denominator: float, clip_grad: float | None = None) -> Metrics:
         """Sum the gradients over dp, divide once, clip, optimise."""
         return self._trained().step(denominator, clip_grad)
 
@@ -202,7 +203,12 @@ class TorchBackend:
             for name in loss.reads
             if name != "mask"
         }
-        numerator, metrics = loss.total(columns, batch.mask)
+        try:
+            numerator, metrics = loss.total(columns, batch.mask)
+        except NodeError as error:  # it counts rows of this pass; the user knows them by their keys
+            keys = batch.rows.keys
+            error.found = re.sub(r"at row (\d+)", lambda found: f"at {keys[int(found[1])]}", str(error.found))
+            raise
         numerator.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             sums = _drift(batch, {name: value.detach() for name, value in found.items()}, dtype)

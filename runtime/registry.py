@@ -25,14 +25,17 @@ class Entry:
     """The extra of flowrl that installs them; None when flowrl itself does."""
 
 
-_HF_SOURCE = "flowrl.backends.hf_source:describe"
+_HF, _TINY = "flowrl.backends.hf_source:describe", "flowrl.backends.tiny_source:describe"
+_TORCH, _TRANSFORMERS = ("torch",), ("torch", "transformers")
 
 BACKENDS = {
-    "hf": Entry(path="flowrl.backends.hf:HFBackend", describe=_HF_SOURCE, needs=("torch", "transformers")),
-    "tiny": Entry(path="flowrl.backends.tiny:TinyBackend", describe="flowrl.backends.tiny:describe", needs=("torch",)),
-    "fsdp": Entry(path="flowrl.backends.fsdp:FSDPBackend", describe=_HF_SOURCE, needs=("torch", "transformers")),
-    "megatron": Entry(path="flowrl.backends.megatron:MegatronBackend", describe=_HF_SOURCE, needs=("megatron.core",), extra="megatron"),
-    "vllm": Entry(path="flowrl.backends.vllm:VLLMBackend", describe=_HF_SOURCE, needs=("vllm",), extra="vllm"),
+    "hf": Entry(path="flowrl.backends.hf:HFBackend", describe=_HF, needs=_TRANSFORMERS),
+    "tiny": Entry(path="flowrl.backends.tiny:TinyBackend", describe=_TINY, needs=_TORCH),
+    "fsdp": Entry(path="flowrl.backends.fsdp:FSDPBackend", describe=_HF, needs=_TRANSFORMERS),
+    "megatron": Entry(
+        path="flowrl.backends.megatron:MegatronBackend", describe=_HF, needs=("megatron.core",), extra="megatron"
+    ),
+    "vllm": Entry(path="flowrl.backends.vllm:VLLMBackend", describe=_HF, needs=("vllm",), extra="vllm"),
 }
 
 

@@ -1,0 +1,61 @@
+"""A tiny model's text and files; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrl.backend import ModelFacts
+from flowrl.errors import BackendError, did_you_mean
+
+BOS, EOS = 256, 257
+"""After the 256 bytes."""
+VOCAB_SIZE = 258
+CONFIG_FILE = "tiny.json"
+
+
+class TinyTokenizer:
+    """One id a byte of UTF-8, after one `BOS`; see `flowrl.backend.Tokenizer`."""
+
+    eos_ids = frozenset({EOS})
+
+    def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a text, or of messages, each on a line as ``role: content``."""
+        if not isinstance(prompt, str):
+            prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
+        return [BOS, *prompt.encode()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(id for id in ids if id < BOS).decode(errors="replace")
+
+
+def describe(source: str) -> ModelFacts:
+    """The same for every tiny model.
+
+    Raises:
+        BackendError: a path without a tiny model.
+    """
+    find_folder(source)
+    return ModelFacts(max_length=None, num_heads=None, num_layers=None, vocab_size=VOCAB_SIZE)
+
+
+def find_folder(source: str) -> Path | None:
+    """The folder that a source names, or None for a plain name.
+
+    Raises:
+        BackendError: a path without a tiny model.
+    """
+    if "/" not in source and not Path(source).is_dir():
+        return None
+    folder = Path(source)
+    if not (folder / CONFIG_FILE).is_file():
+        near = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise BackendError(
+            f"there is no tiny model '{source}' here",
+            found=f"no {folder / CONFIG_FILE}",
+            wanted="a name such as 'tiny', or a folder that a tiny model was saved to",
+            fix=did_you_mean(folder.name, [name for name in near if name != folder.name]),
+        )
+    return folder
