@@ -1,15 +1,15 @@
 """The ledger: what became of every row.
 
-A row is ``issued``, then ``produced``, then ``consumed`` or ``dropped`` with a reason: each exactly once. Work is *leased* to
-a firing; an answer counts only under the newest attempt of its lease, so that a late one can neither train a row twice nor
-bring one back. Rows of closed steps are folded into totals: the ledger's memory is that of the steps in flight.
+A row is ``issued``, then ``produced``, then ``consumed`` or ``dropped`` with a reason: each exactly once. A late answer can
+neither train a row twice nor bring one back. Rows of closed steps are folded into totals: the ledger's memory is that of
+the steps in flight.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Set
+from dataclasses import dataclass, field
 from enum import Enum
 
 from flowrl.errors import LedgerError
@@ -45,6 +45,15 @@ class Totals:
         return self.issued == self.consumed + sum(self.dropped.values()) + self.open
 
 
+@dataclass(slots=True)
+class _Step:
+    """The rows of one step."""
+
+    rows: dict[State, set[Key]] = field(default_factory=lambda: {state: set() for state in State})
+    versions: dict[int, set[Key]] = field(default_factory=dict)
+    """Rows by the version that samples them."""
+
+
 class Ledger:
     """Row states of one rollout's samples.
 
@@ -54,8 +63,7 @@ class Ledger:
 
     def __init__(self, staleness: int) -> None:
         self.staleness = staleness
-        self._steps: dict[int, dict[State, set[Key]]] = {}
-        self._versions: dict[int, dict[Key, int]] = {}
+        self._steps: dict[int, _Step] = {}
         self._counts: Counter[State] = Counter()
         self._reasons: Counter[str] = Counter()
         self._max_lag = 0
@@ -70,66 +78,68 @@ class Ledger:
         Raises:
             LedgerError: one of them was issued before.
         """
-        states = self._steps.setdefault(step, {state: set() for state in State})
-        versions = self._versions.setdefault(step, {})
-        if again := [key for key in keys if key in versions]:
-            raise LedgerError(f"{again[0]} is issued twice")
-        states[State.ISSUED].update(keys)
-        self._counts[State.ISSUED] += len(keys)
-        versions.update(dict.fromkeys(keys, version))
+        entry = self._steps.setdefault(step, _Step())
+        new = set(keys)
+        known = next((rows & new for rows in entry.rows.values() if rows & new), None)
+        if known or len(new) < len(keys):
+            raise LedgerError(f"{min(known or new)} is issued twice")
+        entry.rows[State.ISSUED] |= new
+        entry.versions.setdefault(version, set()).update(new)
+        self._counts[State.ISSUED] += len(new)
 
-    def reissue(self, step: int, keys: Collection[Key], version: int) -> list[Key]:
-        """Sample again those of the rows of a lost lease that do not exist yet."""
-        again = [key for key in keys if key in self._steps[step][State.ISSUED]]
-        self._versions[step].update(dict.fromkeys(again, version))
+    def reissue(self, step: int, keys: Collection[Key], version: int) -> set[Key]:
+        """Weights of `version` sample again those of the rows of a lost lease that do not exist yet."""
+        entry = self._steps[step]
+        again = entry.rows[State.ISSUED].intersection(keys)
+        for rows in entry.versions.values():
+            rows -= again
+        entry.versions.setdefault(version, set()).update(again)
         return again
 
-    def produce(self, step: int, keys: Collection[Key]) -> list[Key]:
+    def produce(self, step: int, keys: Collection[Key]) -> set[Key]:
         """Rows exist. Those that existed already are left out of the result: a second answer changes nothing."""
-        states = self._steps.get(step)
-        fresh = [key for key in keys if key in states[State.ISSUED]] if states else []
+        entry = self._steps.get(step)
+        fresh = entry.rows[State.ISSUED].intersection(keys) if entry else set()
         self._move(step, fresh, State.ISSUED, State.PRODUCED)
         return fresh
 
-    def consume(self, step: int, keys: Collection[Key], version: int) -> None:
+    def consume(self, step: int, keys: Set[Key], version: int) -> None:
         """Rows are trained while the trainer has `version`.
 
         Raises:
             LedgerError: a row is consumed twice, was dropped, or lags more than the staleness.
         """
         self._move(step, keys, State.PRODUCED, State.CONSUMED)
-        if keys:
-            lag = version - min(map(self._versions[step].__getitem__, keys))
-            self._max_lag = max(self._max_lag, lag)
-            if lag > self.staleness:
-                raise LedgerError(f"a row of step {step} is consumed with lag {lag}; the staleness is {self.staleness}")
+        lag = max(self.lags(step, keys, version), default=0)
+        self._max_lag = max(self._max_lag, lag)
+        if lag > self.staleness:
+            raise LedgerError(f"a row of step {step} is consumed with lag {lag}; the staleness is {self.staleness}")
 
-    def drop(self, step: int, keys: Collection[Key], reason: str) -> None:
+    def drop(self, step: int, keys: Set[Key], reason: str) -> None:
         """Rows will not be trained; they may or may not exist.
 
         Raises:
             LedgerError: a row was consumed or dropped before, or never issued.
         """
-        issued = self._steps[step][State.ISSUED] if step in self._steps else set()
-        unborn = [key for key in keys if key in issued]
-        born = [key for key in keys if key not in issued]
+        unborn = keys & self._steps[step].rows[State.ISSUED] if step in self._steps else set()
         self._move(step, unborn, State.ISSUED, State.DROPPED)
-        self._move(step, born, State.PRODUCED, State.DROPPED)
+        self._move(step, keys - unborn, State.PRODUCED, State.DROPPED)
         self._reasons[reason] += len(keys)
 
     def state(self, key: Key) -> State | None:
         """None before a row is issued, and once its step is closed."""
-        states = self._steps.get(key.step, {})
-        return next((state for state, keys in states.items() if key in keys), None)
+        entry = self._steps.get(key.step, _Step())
+        return next((state for state, keys in entry.rows.items() if key in keys), None)
 
-    def lag(self, step: int, keys: Collection[Key], version: int) -> list[int]:
-        """Trainer version minus each row's."""
-        return [version - self._versions[step][key] for key in keys]
+    def lags(self, step: int, keys: Set[Key], version: int) -> Counter[int]:
+        """Rows by their lag: `version`, the trainer's, minus the row's."""
+        entry = self._steps.get(step, _Step())
+        return +Counter({version - own: len(rows & keys) for own, rows in entry.versions.items()})
 
     def open_rows(self, step: int) -> set[Key]:
         """Rows of a step that are neither consumed nor dropped."""
-        states = self._steps.get(step)
-        return states[State.ISSUED] | states[State.PRODUCED] if states else set()
+        entry = self._steps.get(step, _Step())
+        return entry.rows[State.ISSUED] | entry.rows[State.PRODUCED]
 
     def close(self, step: int) -> None:
         """Fold a step into the totals.
@@ -140,7 +150,6 @@ class Ledger:
         if left := self.open_rows(step):
             raise LedgerError(f"step {step} is closed with {len(left)} open rows, the first {min(left)}")
         self._steps.pop(step, None)
-        self._versions.pop(step, None)
 
     def totals(self) -> Totals:
         """Sums so far."""
@@ -155,18 +164,15 @@ class Ledger:
 
     def __len__(self) -> int:
         """Rows in memory."""
-        return sum(map(len, self._versions.values()))
+        return sum(len(rows) for entry in self._steps.values() for rows in entry.rows.values())
 
-    def _move(self, step: int, keys: Collection[Key], before: State, after: State) -> None:
+    def _move(self, step: int, keys: Set[Key], before: State, after: State) -> None:
         if not keys:
             return
-        states = self._steps.get(step, {state: set() for state in State})
-        if not states[before].issuperset(keys):
-            stray = next(key for key in keys if key not in states[before])
-            found = self.state(stray)
-            raise LedgerError(f"{stray} cannot be {after.value}: it is {found.value if found else 'unknown'}")
-        if len(set(keys)) != len(keys):
-            raise LedgerError(f"rows of step {step} are {after.value} twice in one call")
-        states[before].difference_update(keys)
-        states[after].update(keys)
+        rows = self._steps.get(step, _Step()).rows
+        if stray := keys - rows[before]:
+            found = self.state(min(stray))
+            raise LedgerError(f"{min(stray)} cannot be {after.value}: it is {found.value if found else 'unknown'}")
+        rows[before] -= keys
+        rows[after] |= keys
         self._counts[after] += len(keys)

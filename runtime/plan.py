@@ -8,7 +8,7 @@ every sample, and a weight sync for each rollout on a mesh of its own. A plan ho
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from flowrl.errors import GraphError, RateError
@@ -49,10 +49,6 @@ class Pool:
         """Names of its workers, by rank."""
         return (self.name,) if self.kind == "host" else tuple(f"{self.name}.{rank}" for rank in range(self.size))
 
-    def rank_of(self, prompt: int, num_prompts: int) -> int:
-        """The replica that a prompt and its samples belong to: contiguous shares in order of the keys."""
-        return min(prompt * self.size // num_prompts, self.size - 1)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
@@ -65,7 +61,7 @@ class Stage:
     space: str
     """The rollout whose samples its rows are; a prompts stage's own name."""
     waits_for: tuple[str, ...]
-    """Stages that a row must have passed first."""
+    """Stages that a row must have passed first; those that they wait for themselves are left out."""
     reads: tuple[tuple[str, tuple[str, ...]], ...]
     """Columns by the stage that writes them."""
     depth: int
@@ -88,14 +84,27 @@ class Plan:
     """By rollout."""
     staleness: dict[str, int]
     """By rollout."""
+    readers: dict[str, tuple[Stage, ...]] = field(init=False)
+    """By stage: those that wait for it."""
+    in_space: dict[str, tuple[Stage, ...]] = field(init=False)
+    """By rollout: the stages whose rows are its samples, itself included."""
+
+    def __post_init__(self) -> None:
+        stages = self.stages.values()
+        readers = {name: tuple(s for s in stages if name in s.waits_for) for name in self.stages}
+        object.__setattr__(self, "readers", readers)
+        in_space = {name: tuple(s for s in stages if s.space == name) for name in self.samples_per_prompt}
+        object.__setattr__(self, "in_space", in_space)
 
     def workers(self) -> list[str]:
         """Names of all workers."""
         return [worker for pool in self.pools.values() for worker in pool.workers]
 
-    def readers(self, stage: str) -> list[Stage]:
-        """Stages that wait for `stage`."""
-        return [reader for reader in self.stages.values() if stage in reader.waits_for]
+    def model_of(self, stage: str) -> str:
+        """Name of the model that a stage runs."""
+        model = self.graph[stage].model
+        assert model is not None
+        return model.name
 
     def loss(self, update: str) -> Loss:
         """What an update minimises."""
@@ -108,8 +117,8 @@ def compile_plan(graph: Graph) -> Plan:
     """Place the nodes of a checked graph.
 
     Raises:
-        GraphError: a node joins the samples of two rollouts, or no node reads prompts.
-        RateError: an update's batch is no multiple of its prompts' batch.
+        GraphError: a node belongs to the samples of two rollouts, or of none.
+        RateError: an update's batch is no multiple of its prompts' batch, or another than that of an update beside it.
     """
     spaces = _spaces(graph)
     pools = _pools(graph)
@@ -133,20 +142,40 @@ def _stage(graph: Graph, node: Node, spaces: dict[str, str], before: dict[str, S
     reads: dict[str, dict[str, None]] = {}
     for binding in node.bindings:
         reads.setdefault(binding.source, {})[binding.column] = None
-    sources = [source for source in node.sources if isinstance(node.spec, RolloutSpec) or source in _samplers(graph)]
     if isinstance(node.spec, RolloutSpec | EvaluateSpec):
-        sources = [source for source in node.sources if isinstance(graph[source].spec, PromptsSpec)]
+        waits_for = node.sources
+    else:
+        sources = [source for source in node.sources if not isinstance(graph[source].spec, PromptsSpec)]
+        waits_for = _direct(sources, before) or ((spaces[node.name],) if node.sources else ())
     return Stage(
         name=node.name,
         action=_action(node),
         per=node.per,
         pool=graph.mesh_name(node.mesh),
         space=spaces[node.name],
-        waits_for=tuple(dict.fromkeys(sources)),
+        waits_for=waits_for,
         reads=tuple((source, tuple(columns)) for source, columns in reads.items()),
-        depth=1 + max((before[source].depth for source in node.sources), default=-1),
+        depth=1 + max((before[source].depth for source in (*node.sources, *waits_for)), default=-1),
         terminal=isinstance(node.spec, UpdateSpec),
     )
+
+
+def _direct(sources: Iterable[str], stages: dict[str, Stage]) -> tuple[str, ...]:
+    """The sources that no other source waits for: a row that has passed those has passed all."""
+    implied = {above for source in sources for above in _above(source, stages)}
+    return tuple(dict.fromkeys(source for source in sources if source not in implied))
+
+
+def _above(name: str, stages: dict[str, Stage]) -> set[str]:
+    """All stages that a stage waits for, directly or not."""
+    found: set[str] = set()
+    todo = list(stages[name].waits_for)
+    while todo:
+        source = todo.pop()
+        if source not in found:
+            found.add(source)
+            todo += stages[source].waits_for
+    return found
 
 
 def _record(name: str, rollout: str, graph: Graph, spaces: dict[str, str], stages: dict[str, Stage]) -> Stage:
@@ -160,7 +189,7 @@ def _record(name: str, rollout: str, graph: Graph, spaces: dict[str, str], stage
         per="batch",
         pool=HOST,
         space=rollout,
-        waits_for=tuple(node.name for node in members if not isinstance(node.spec, UpdateSpec)),
+        waits_for=_direct([node.name for node in members if not isinstance(node.spec, UpdateSpec)], stages),
         reads=((prompts, ("prompt",)), (rollout, columns), *scored),
         depth=1 + max(stage.depth for stage in stages.values()),
         terminal=not any(isinstance(node.spec, UpdateSpec) for node in members),
@@ -185,48 +214,53 @@ def _action(node: Node) -> Action:
             return "evaluate"
 
 
-def _samplers(graph: Graph) -> set[str]:
-    """Nodes whose rows are samples, not prompts."""
-    return {node.name for node in graph.nodes.values() if not isinstance(node.spec, PromptsSpec | EvaluateSpec)}
-
-
 def _spaces(graph: Graph) -> dict[str, str]:
-    """The rollout that made the rows of each node; a node that reads prompts alone is its own space."""
+    """The rollout that made the rows of each node; prompts, rollouts and evaluations are their own."""
     spaces: dict[str, str] = {}
     for node in _topological(graph):
+        if isinstance(node.spec, PromptsSpec | RolloutSpec | EvaluateSpec):
+            spaces[node.name] = node.name
+            continue
         made_by = {spaces[source] for source in node.sources if not isinstance(graph[source].spec, PromptsSpec)}
-        if len(made_by) > 1:
+        rollouts = sorted(made_by or _rollouts_of(graph, node))
+        if len(rollouts) != 1:
             raise GraphError(
-                f"node '{node.name}' joins the samples of two rollouts",
+                f"node '{node.name}' belongs to no single rollout",
                 at=node.at,
                 node=node.name,
-                found=" and ".join(f"'{space}'" for space in sorted(made_by)),
+                found=" and ".join(f"'{rollout}'" for rollout in rollouts) or "columns that no rollout samples",
                 wanted="columns of one rollout: rows of two have different keys",
-                fix="join them in one rollout, or update once for each",
+                fix="read a column of the rollout that it is about, and of no other",
             )
-        spaces[node.name] = next(iter(made_by), node.name)
+        spaces[node.name] = rollouts[0]
     return spaces
 
 
+def _rollouts_of(graph: Graph, node: Node) -> set[str]:
+    """Rollouts that answer the prompts which a node reads."""
+    readers = (reader for source in node.sources for reader in graph.readers(source))
+    return {reader.name for reader in readers if isinstance(reader.spec, RolloutSpec)}
+
+
 def _prompts_per_step(graph: Graph, spaces: dict[str, str]) -> dict[str, int]:
-    counts = {name: node.spec.batch for name, node in graph.nodes.items() if isinstance(node.spec, PromptsSpec)}
+    declared = {name: node.spec.batch for name, node in graph.nodes.items() if isinstance(node.spec, PromptsSpec)}
+    wanted: dict[str, int] = {}
     for node in graph.nodes.values():
-        if not isinstance(node.spec, UpdateSpec) or node.spec.batch is None:
+        if not isinstance(node.spec, UpdateSpec):
             continue
         prompts = graph[spaces[node.name]].bindings[0].source
-        declared = graph[prompts].spec
-        assert isinstance(declared, PromptsSpec)
-        if node.spec.batch % declared.batch:
+        batch = node.spec.batch or declared[prompts]
+        first = wanted.setdefault(prompts, batch)
+        if batch % declared[prompts] or batch != first:
             raise RateError(
                 f"node '{node.name}' consumes a batch that steps of '{prompts}' do not add up to",
                 at=node.at,
                 node=node.name,
-                found=f"batch={node.spec.batch}, {declared.batch} prompts a step",
-                wanted=f"a multiple of {declared.batch}",
-                fix=f"batch={max(1, round(node.spec.batch / declared.batch)) * declared.batch}",
+                found=f"batch={batch}, {declared[prompts]} prompts a step",
+                wanted=f"a multiple of {declared[prompts]}" if batch == first else f"batch={first}, as another update",
+                fix=f"batch={first if batch != first else max(1, round(batch / declared[prompts])) * declared[prompts]}",
             )
-        counts[prompts] = node.spec.batch
-    return counts
+    return declared | wanted
 
 
 def _pools(graph: Graph) -> dict[str, Pool]:
@@ -246,8 +280,10 @@ def _pools(graph: Graph) -> dict[str, Pool]:
     return pools
 
 
-def _topological(graph: Graph) -> Iterable[Node]:
+def _topological(graph: Graph) -> list[Node]:
+    """Sources first, in order of declaration; what reads samples comes after all rollouts."""
     import networkx as nx
 
     order = {name: i for i, name in enumerate(graph.nodes)}
-    return [graph[name] for name in nx.lexicographical_topological_sort(graph.rows_graph, key=order.__getitem__)]
+    nodes = [graph[name] for name in nx.lexicographical_topological_sort(graph.rows_graph, key=order.__getitem__)]
+    return sorted(nodes, key=lambda node: not isinstance(node.spec, PromptsSpec | RolloutSpec))

@@ -1,21 +1,45 @@
 """Which rows of a step each stage may take: joins, groups and dropped rows, on keys alone.
 
-A stage waits for some sources. A row is *ready* at a stage once every source has delivered it, *taken* once it was given to
-a firing, *done* once the stage has passed it on. A row that a stage drops is *dead* at every stage that waits for it, and at
-theirs: but alive in branches that do not. A group may go once each member is ready or dead, so that a filter in one branch
-of a diamond never starves the join.
+A stage waits for some sources. A row is *ready* at a stage once every source has passed it on, and *done* once the stage
+itself has. A row that a stage drops is *dead* at every stage that waits for it, and at theirs: but alive in branches that
+do not. What has come and what is dead is *settled*: a group may go once each member is, so that a filter in one branch of
+a diamond never starves the join.
+
+A step of 256 rows passes eight stages in a millisecond only if no Python runs a row: work on rows is work on sets.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise, product
+from typing import TypeVar
 
-from flowrl.rows import Key
+from flowrl.rows import PROMPT, Key
 
 from .events import Block, Input
 from .plan import Plan, Stage
+
+T = TypeVar("T")
+
+
+def parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """`count` contiguous parts whose lengths differ by one at most."""
+    bounds = [index * len(items) // count for index in range(count + 1)]
+    return [items[start:end] for start, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The rows of one rank."""
+
+    rank: int
+    prompts: Sequence[Key]
+    samples: tuple[Key, ...]
+    """In order of their keys."""
+    rows: frozenset[Key]
+    """The samples as a set."""
 
 
 class StageProgress:
@@ -23,69 +47,103 @@ class StageProgress:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.expected: frozenset[Key] = frozenset()
-        self.group_sizes: Counter[int] = Counter()
+        self.known = False
+        """Whether the step's prompts are read, and with them the keys of all its rows."""
+        self.expected: tuple[Key, ...] = ()
+        """The rows of the step, in order of their keys."""
         self.ready: set[Key] = set()
-        self.taken: set[Key] = set()
+        self.settled: set[Key] = set()
         self.done: set[Key] = set()
         self.dead: dict[Key, str] = {}
+        """Rows that will never come, or never leave, with the reason."""
+        self.dropped = 0
+        """Those of them that the stage itself dropped."""
+        self.fired: set[int] = set()
+        """Ranks that were given their share, or 0 for a stage that is fired once a step."""
         self.running = 0
         """Firings that have not ended."""
         self._arrived: dict[str, set[Key]] = {source: set() for source in stage.waits_for}
-        self._settled_of_group: Counter[int] = Counter()
+        self._left: Counter[int] = Counter()
+        """Members of each group that are not settled."""
 
-    def expect(self, keys: Collection[Key]) -> None:
-        """The rows of the step, as far as this stage is concerned."""
-        self.expected = frozenset(keys)
-        self.group_sizes = Counter(key.prompt for key in keys)
+    def expect(self, keys: tuple[Key, ...], prompts: Collection[Key]) -> None:
+        """The rows of the step are these, all of them samples of `prompts`."""
+        self.known = True
+        self.expected = keys
+        if self.stage.per == "group":
+            self._left = Counter({key.prompt: len(keys) // len(prompts) for key in prompts})
 
-    def arrive(self, source: str, keys: Iterable[Key]) -> None:
-        """`source` has passed these rows."""
-        new = set(keys) - self._arrived[source]
-        self._arrived[source] |= new
-        for other, arrived in self._arrived.items():
-            if other != source:
-                new &= arrived
-        new -= self.dead.keys()
+    def arrive(self, source: str, keys: Set[Key]) -> None:
+        """`source` has passed these rows on."""
+        self._arrived[source] |= keys
+        new = set(keys)
+        for arrived in self._arrived.values():
+            new &= arrived
+        new -= self.settled
         self.ready |= new
-        self._settled_of_group.update(key.prompt for key in new)
+        self._settle(new)
 
     def kill(self, keys: Iterable[Key], reason: str) -> list[Key]:
-        """These rows will never come. Returns those that were not known to be dead."""
+        """These rows will never come, or never leave. Returns those that were not known to be dead."""
         new = [key for key in keys if key not in self.dead]
         self.dead.update(dict.fromkeys(new, reason))
-        self._settled_of_group.update(key.prompt for key in new if key not in self.taken and key not in self.done)
+        self.ready.difference_update(new)
+        self._settle(set(new) - self.settled)
         return new
 
-    def take(self, keys: Collection[Key]) -> None:
+    def take(self, keys: Sequence[Key]) -> Sequence[Key]:
         """Give ready rows to a firing."""
-        self.ready.difference_update(keys)
-        self.taken.update(keys)
+        if len(keys) == len(self.ready):
+            self.ready = set()
+        else:
+            self.ready.difference_update(keys)
+        return keys
 
-    def settled(self, keys: Collection[Key]) -> bool:
-        """Whether each of these rows has come or is dead."""
-        return all(key in self.ready or key in self.dead or key in self.taken for key in keys)
+    def takeable(self) -> Sequence[Key]:
+        """What a function may be called with now, in order: rows, whole groups, or the whole step."""
+        if not self.ready or (self.stage.per == "batch" and not self.complete):
+            return ()
+        if self.stage.per == "group" and len(self.ready) < len(self.expected):
+            return [key for key in self.expected if key in self.ready and not self._left[key[1]]]
+        return self.ready_of(self.expected)
 
-    def complete_groups(self) -> list[Key]:
-        """Ready rows of groups whose every member has come or is dead, in order of their keys."""
-        if not self.ready:
-            return []
-        complete = {
-            prompt
-            for prompt in {key.prompt for key in self.ready}
-            if self._settled_of_group[prompt] == self.group_sizes[prompt]
-        }
-        return sorted(key for key in self.ready if key.prompt in complete)
+    def ready_of(self, keys: Sequence[Key]) -> Sequence[Key]:
+        """Those of the keys that are ready, in order."""
+        return keys if len(self.ready) == len(self.expected) else [key for key in keys if key in self.ready]
 
     @property
     def complete(self) -> bool:
         """Whether every row of the step has come or is dead."""
-        return len(self.ready) + len(self.taken) + len(self.dead.keys() - self.taken) >= len(self.expected)
+        return self.known and len(self.settled) == len(self.expected)
 
     @property
     def finished(self) -> bool:
         """Whether every row of the step is passed on or dead here, and no firing runs."""
-        return not self.running and len(self.done | self.dead.keys()) >= len(self.expected)
+        return self.known and not self.running and len(self.done) + len(self.dead) == len(self.expected)
+
+    def _settle(self, keys: Set[Key]) -> None:
+        self.settled |= keys
+        if self.stage.per == "group":
+            self._left.subtract(key[1] for key in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A block, and those of its rows that nobody made before."""
+
+    block: Block
+    fresh: Set[Key]
+
+    def part(self, wanted: Set[Key], source: str, columns: tuple[str, ...]) -> Input | None:
+        """The wanted rows of it."""
+        block = self.block
+        if len(self.fresh) == len(block.keys) and self.fresh <= wanted:
+            return Input(source, block.worker, block.number, None, columns)
+        wanted = wanted & self.fresh
+        if not wanted:
+            return None
+        rows = tuple(row for row, key in enumerate(block.keys) if key in wanted)
+        return Input(source, block.worker, block.number, rows, columns)
 
 
 @dataclass(slots=True)
@@ -96,49 +154,90 @@ class StepRows:
     plan: Plan
     stages: dict[str, StageProgress] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
-    _places: dict[str, dict[Key, tuple[Block, int]]] = field(default_factory=dict)
+    prompts: dict[str, list[Key]] = field(default_factory=dict)
+    """By prompts stage, in order."""
+    _placed: dict[str, list[_Placed]] = field(default_factory=dict)
+    _lengths: dict[str, dict[Key, int]] = field(default_factory=dict)
+    _shares: dict[tuple[str, int], list[Share]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stages = {name: StageProgress(stage) for name, stage in self.plan.stages.items()}
 
-    def deliver(self, source: str, keys: Collection[Key]) -> None:
+    # --- rows come, pass and go
+
+    def read(self, prompts: str) -> list[StageProgress]:
+        """All prompts of the step have come from a prompts stage: its rows and their samples are known from now on."""
+        keys = self.prompts[prompts] = sorted(self.stages[prompts].done)
+        told = [self.stages[prompts]]
+        told[0].expect(tuple(keys), keys)
+        for rollout in self.plan.readers[prompts]:
+            if rollout.action == "rollout":
+                samples = tuple(self.samples(rollout.name, keys))
+                for stage in self.plan.in_space[rollout.name]:
+                    self.stages[stage.name].expect(samples, keys)
+                    told.append(self.stages[stage.name])
+        return told
+
+    def samples(self, rollout: str, prompts: Iterable[Key]) -> Iterator[Key]:
+        """Keys of the samples of some prompts, in their order."""
+        n = range(self.plan.samples_per_prompt[rollout])
+        return map(Key._make, product((self.number,), [key.prompt for key in prompts], n))
+
+    def deliver(self, source: str, keys: Set[Key]) -> None:
         """`source` is done with these rows: tell those who wait for it."""
-        self.stages[source].done.update(keys)
-        for reader in self.plan.readers(source):
+        self.stages[source].done |= keys
+        for reader in self.plan.readers[source]:
             self.stages[reader.name].arrive(source, keys)
 
-    def drop(self, source: str, keys: Collection[Key], reason: str) -> None:
+    def drop(self, source: str, keys: Iterable[Key], reason: str) -> None:
         """`source` passes these rows to nobody: they are dead for all that wait for it, directly or not."""
         new = self.stages[source].kill(keys, reason)
-        for reader in self.plan.readers(source) if new else ():
+        for reader in self.plan.readers[source] if new else ():
             self.drop(reader.name, new, reason)
 
-    def place(self, source: str, block: Block, keys: Collection[Key]) -> None:
+    # --- shares of ranks
+
+    def shares(self, space: str, size: int) -> list[Share]:
+        """The rows of each rank: contiguous parts of the step's prompts with their samples, a function of the keys."""
+        found = self._shares.get((space, size))
+        if found is None:
+            keys = self.prompts[self.plan.stages[space].waits_for[0]]
+            found = []
+            for rank, prompts in enumerate(parts(keys, size)):
+                samples = tuple(self.samples(space, prompts))
+                found.append(Share(rank, prompts, samples, frozenset(samples)))
+            self._shares[space, size] = found
+        return found
+
+    # --- where rows lie
+
+    def place(self, source: str, block: Block, fresh: Set[Key]) -> None:
         """Remember where those rows of a block lie that nobody made before."""
         self.blocks.append(block)
-        places = self._places.setdefault(source, {})
-        fresh = set(keys)
-        places.update((key, (block, row)) for row, key in enumerate(block.keys) if key in fresh)
+        self._placed.setdefault(source, []).append(_Placed(block, fresh))
+        if block.lengths is not None:
+            self._lengths.setdefault(source, {}).update(zip(block.keys, block.lengths, strict=True))
 
     def inputs(self, stage: Stage, keys: Collection[Key]) -> tuple[Input, ...]:
         """The parts of blocks that hold what a stage reads of these rows; rows that a source never made are left out."""
-        return tuple(part for source, columns in stage.reads for part in self._inputs(source, columns, keys))
+        rows = set(keys)
+        groups: set[Key] | None = None
+        found: list[Input] = []
+        for source, columns in stage.reads:
+            wanted = rows
+            if self.plan.stages[source].action == "prompts":
+                groups = wanted = self._groups(stage, rows) if groups is None else groups
+            placed = self._placed.get(source, ())
+            found += filter(None, (each.part(wanted, source, columns) for each in placed))
+        return tuple(found)
 
-    def lengths(self, source: str, keys: Iterable[Key]) -> list[int]:
+    def lengths(self, rollout: str, keys: Iterable[Key]) -> list[int]:
         """Tokens of each row, as its rollout counted them."""
-        places = self._places.get(source, {})
-        found = (places[key] for key in keys)
-        return [block.lengths[row] if block.lengths is not None else 1 for block, row in found]
+        lengths = self._lengths.get(rollout, {})
+        return [lengths.get(key, 1) for key in keys]
 
-    def _inputs(self, source: str, columns: tuple[str, ...], keys: Collection[Key]) -> Iterable[Input]:
-        places = self._places.get(source, {})
-        if self.plan.stages[source].action == "prompts":
-            keys = list(dict.fromkeys(key.group for key in keys))
-        rows_of: dict[int, tuple[Block, list[int]]] = {}
-        for key in keys:
-            place = places.get(key)
-            if place is not None:
-                rows_of.setdefault(id(place[0]), (place[0], []))[1].append(place[1])
-        for block, rows in rows_of.values():
-            whole = len(rows) == len(block.keys) and rows == list(range(len(rows)))
-            yield Input(source, block.worker, block.number, None if whole else tuple(rows), columns)
+    def _groups(self, stage: Stage, keys: set[Key]) -> set[Key]:
+        """The prompts of some rows, or these themselves."""
+        if len(keys) == len(self.stages[stage.name].expected):
+            return set(self.prompts[self.plan.stages[stage.space].waits_for[0]])
+        return {Key(self.number, prompt, PROMPT) for prompt in {key[1] for key in keys}}

@@ -7,14 +7,14 @@ not exist yet: with ``max_tokens`` it is closed as soon as the next row would no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowrl.backend import Sum
 from flowrl.graph import UpdateSpec
 from flowrl.rows import Key
 
-from .progress import StageProgress
+from .progress import StageProgress, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class UpdateRound:
         self.lengths = lengths
         self.steps_done = 0
         """Optimizer steps that ended."""
+        self.waiting: list[Pass] = []
+        """Passes whose rows have all come and that no rank was given yet."""
         self.running = 0
         """Passes, or ranks of a step, that have not ended."""
         self.stepping = False
@@ -69,17 +71,20 @@ class UpdateRound:
         """Whether the step that is due, or runs, publishes the version."""
         return self.steps_done == self.num_steps - 1
 
-    def passes(self) -> list[Pass]:
-        """Passes whose rows have all come; each is given out once."""
-        if self.finished or self.stepping:
-            return []
-        found = [each for rank in range(self.num_ranks) for each in self._close(rank)]
-        self.running += len(found)
-        return found
+    def gather(self) -> None:
+        """Move passes that are complete by now to `waiting`, each once."""
+        if not (self.finished or self.stepping):
+            for rank in range(self.num_ranks):
+                self.waiting += self._close(rank)
+
+    def begin_pass(self, each: Pass) -> None:
+        """A rank was given a pass."""
+        self.waiting.remove(each)
+        self.running += 1
 
     def step_due(self) -> bool:
         """Whether every pass of the mini-batch has ended and the optimizer has not stepped yet."""
-        return not (self.finished or self.stepping or self.running) and not any(self._shares)
+        return not (self.finished or self.stepping or self.running or self.waiting or any(self._shares))
 
     def sums(self) -> dict[str, float]:
         """Trained tokens and rows of the mini-batch over all ranks."""
@@ -94,7 +99,7 @@ class UpdateRound:
         """A pass ended with these sums."""
         self.running -= 1
         for name in self._sums:
-            self._sums[name] += metrics[name].total if name in metrics else 0.0
+            self._sums[name] += metrics[name][0] if name in metrics else 0.0
 
     def end_step(self) -> None:
         """A rank has stepped; after the last one the next mini-batch begins."""
@@ -107,57 +112,46 @@ class UpdateRound:
         if not self.finished:
             self._shares = self._split(self.steps_done % self.spec.minibatches)
 
-    def _split(self, minibatch: int) -> list[list[Key]]:
+    def _split(self, minibatch: int) -> list[Sequence[Key]]:
         """Keys of a mini-batch by rank, in order; those that are dead by now and those still to come among them."""
-        keys = sorted(self.progress.expected)
-        prompts = sorted({key.prompt for key in keys})
-        mine = _part(prompts, minibatch, self.spec.minibatches)
-        rank_of = {prompt: i * self.num_ranks // len(mine) for i, prompt in enumerate(mine)}
-        shares: list[list[Key]] = [[] for _ in range(self.num_ranks)]
-        for key in keys:
-            if key.prompt in rank_of:
-                shares[rank_of[key.prompt]].append(key)
-        return shares
+        keys = self.progress.expected
+        num_prompts = len({key[1] for key in keys})
+        n = len(keys) // max(1, num_prompts)
+        prompts = range(num_prompts)
+        shares = parts(parts(prompts, self.spec.minibatches)[minibatch], self.num_ranks)
+        return [keys[share[0] * n : (share[-1] + 1) * n] if share else () for share in shares]
 
     def _close(self, rank: int) -> list[Pass]:
         share = self._shares[rank]
         if not share:
             return []
-        if self.spec.max_tokens is None:
-            if not self.progress.settled(share):
-                return []
-            self._shares[rank] = []
-            alive = self._alive(share)
-            return [Pass(rank, tuple(alive))] if alive else []
-        return self._close_by_budget(rank, share, self.spec.max_tokens)
+        if self.spec.max_tokens is not None:
+            return self._close_by_budget(rank, share, self.spec.max_tokens)
+        if not self.progress.settled.issuperset(share):
+            return []
+        self._shares[rank] = ()
+        dead = self.progress.dead
+        alive = tuple(key for key in share if key not in dead) if dead else tuple(share)
+        return [Pass(rank, alive)] if alive else []
 
-    def _close_by_budget(self, rank: int, share: list[Key], budget: int) -> list[Pass]:
+    def _close_by_budget(self, rank: int, share: Sequence[Key], budget: int) -> list[Pass]:
         passes: list[Pass] = []
-        begun = 0
         rows: list[Key] = []
-        longest = 0
+        begun = longest = 0
         for i, key in enumerate(share):
-            if not self.progress.settled([key]):
+            if key not in self.progress.settled:
                 break
-            alive = self._alive([key])
-            if alive:
-                [length] = self.lengths(alive)
-                if rows and (len(rows) + 1) * max(longest, length) > budget:
-                    passes.append(Pass(rank, tuple(rows)))
-                    begun, rows, longest = i, [], 0
-                rows.append(key)
-                longest = max(longest, length)
+            if key in self.progress.dead:
+                continue
+            [length] = self.lengths([key])
+            if rows and (len(rows) + 1) * max(longest, length) > budget:
+                passes.append(Pass(rank, tuple(rows)))
+                begun, rows, longest = i, [], 0
+            rows.append(key)
+            longest = max(longest, length)
         else:
             if rows:
                 passes.append(Pass(rank, tuple(rows)))
             begun = len(share)
         self._shares[rank] = share[begun:]
         return passes
-
-    def _alive(self, keys: Collection[Key]) -> list[Key]:
-        return [key for key in keys if key not in self.progress.dead]
-
-
-def _part(items: Sequence[int], index: int, count: int) -> Sequence[int]:
-    """The `index`-th of `count` contiguous parts."""
-    return items[index * len(items) // count : (index + 1) * len(items) // count]

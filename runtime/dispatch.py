@@ -1,0 +1,258 @@
+"""What can be fired now: for each stage of a step, the rows that it may take and the workers that take them.
+
+=========  ==================================================  =================================================
+stage      waits for                                           on
+=========  ==================================================  =================================================
+prompts    the step to be open                                 the host
+rollout    its prompts, admission, weights at rest             each rank its share of the prompts
+forward    its whole share; a trained model: the step's        each rank its share
+           version
+function   rows, whole groups, or the whole step               any workers with room
+backward   the rows of a pass; the step's version              the rank whose share they are
+step       all passes of the mini-batch; before a round's      all ranks
+           first, whatever else reads these weights
+record     all rows                                            the host
+=========  ==================================================  =================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from flowrl.graph import UpdateSpec
+from flowrl.rows import Key
+
+from .evaluations import Evaluations
+from .events import Action, Warn
+from .ledger import Ledger
+from .orders import Orders, reasons
+from .plan import Plan, Stage
+from .progress import Share, StageProgress, StepRows, parts
+from .saves import Saves
+from .updates import UpdateRound
+from .weights import Weights
+
+
+class Dispatch:
+    """Fires what the rows of a step are ready for."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        orders: Orders,
+        ledgers: dict[str, Ledger],
+        weights: Weights,
+        saves: Saves,
+        evaluations: Evaluations,
+    ) -> None:
+        self.plan = plan
+        self.orders = orders
+        self.ledgers = ledgers
+        self.weights = weights
+        self.saves = saves
+        self.evaluations = evaluations
+        self.rounds: dict[tuple[str, int], UpdateRound] = {}
+        """By update and step."""
+        self._launchers = {
+            "prompts": self._prompts,
+            "rollout": self._rollout,
+            "forward": self._forward,
+            "function": self._function,
+            "filter": self._function,
+            "backward": self._update,
+            "record": self._record,
+        }
+        later_first = sorted(plan.stages.values(), key=lambda stage: -stage.depth)
+        self._order = [(stage.name, self._launchers[stage.action]) for stage in later_first if self.is_fired(stage)]
+        self._updates = [stage.name for stage in plan.stages.values() if stage.action == "backward"]
+        self._samplers = _readers_of(plan, list(weights.home))
+
+    def launch(self, step: StepRows) -> None:
+        """Fire what can be fired of a step, its later stages first."""
+        for name, launch in self._order:
+            launch(step, step.stages[name])
+
+    def is_fired(self, stage: Stage) -> bool:
+        """Whether a stage is fired once for each step: evaluations are not, nor are prompts that only they read."""
+        if stage.action == "prompts":
+            return any(reader.action == "rollout" for reader in self.plan.readers[stage.name])
+        return stage.action != "evaluate"
+
+    def is_read(self, step: StepRows) -> bool:
+        """Whether all prompts of a step have been read."""
+        stages = [progress for progress in step.stages.values() if progress.stage.action == "prompts"]
+        return all(progress.known for progress in stages if self.is_fired(progress.stage))
+
+    def is_trained(self, step: StepRows) -> bool:
+        """Whether all updates of a step have published their version."""
+        versions = [self.weights.versions[self.plan.model_of(update)] for update in self._updates]
+        return all(version > step.number for version in versions)
+
+    def forget(self, step: StepRows) -> None:
+        """A step is closed."""
+        for update in self._updates:
+            self.rounds.pop((update, step.number), None)
+
+    # --- one for each kind of stage
+
+    def _prompts(self, step: StepRows, progress: StageProgress) -> None:
+        stage = progress.stage
+        if progress.fired:
+            return
+        worker = self.plan.pools[stage.pool].workers[0]
+        if self.orders.has_room(worker):
+            progress.fired.add(0)
+            self._fire(worker, step, progress, "prompts", (), missing=0)
+
+    def _rollout(self, step: StepRows, progress: StageProgress) -> None:
+        stage = progress.stage
+        if not progress.known or not self._may_sample(stage, step.number):
+            return
+        for share, worker in self._shares_to_fire(step, progress):
+            progress.fired.add(share.rank)
+            version = self.weights.served(stage)
+            self.ledgers[stage.name].issue(step.number, share.samples, version)
+            self._fire(worker, step, progress, "rollout", share.prompts, missing=len(share.samples), version=version)
+
+    def _may_sample(self, stage: Stage, step: int) -> bool:
+        """Admission: both the trainer's version and the one that the rollout's ranks hold are new enough."""
+        ledger, weights = self.ledgers[stage.name], self.weights
+        return ledger.admits(step, min(weights.clock(stage.space), weights.served(stage))) and weights.at_rest(stage)
+
+    def _forward(self, step: StepRows, progress: StageProgress) -> None:
+        if not progress.ready:
+            return
+        version = self.weights.versions.get(self.plan.model_of(progress.stage.name), 0)
+        if self.plan.model_of(progress.stage.name) in self.weights.home and version != step.number:
+            return  # an earlier step trains first
+        for share, worker in self._shares_to_fire(step, progress):
+            if share.rows <= progress.settled:
+                progress.fired.add(share.rank)
+                if keys := progress.ready_of(share.samples):
+                    self._fire(worker, step, progress, "forward", progress.take(keys), version=version)
+
+    def _function(self, step: StepRows, progress: StageProgress) -> None:
+        stage = progress.stage
+        if not progress.ready or not (workers := self.orders.with_room(stage.pool)):
+            return
+        keys = progress.takeable()
+        if stage.per == "batch":
+            workers = workers[:1]
+        for part, worker in zip(_even(keys, stage.per == "group", len(workers)), workers, strict=True):
+            if part:
+                missing = len(part) if self.plan.graph[stage.name].kind != "metric" else 0
+                self._fire(worker, step, progress, stage.action, progress.take(part), missing=missing)
+
+    def _update(self, step: StepRows, progress: StageProgress) -> None:
+        stage = progress.stage
+        version = self.weights.versions[self.plan.model_of(stage.name)]
+        if not progress.known or version != step.number or self.saves.due(version):
+            return  # an earlier step trains first, and a checkpoint is taken between two versions
+        update = self._round(step, progress)
+        update.gather()
+        for each in list(update.waiting):
+            worker = self.plan.pools[stage.pool].workers[each.rank]
+            if self.orders.has_room(worker):
+                update.begin_pass(each)
+                progress.ready.difference_update(each.keys)
+                self._fire(worker, step, progress, "backward", each.keys, version=version, missing=0)
+        if update.step_due() and self._may_step(step, stage):
+            self._step(step, progress, update)
+
+    def _round(self, step: StepRows, progress: StageProgress) -> UpdateRound:
+        stage = progress.stage
+        found = self.rounds.get((stage.name, step.number))
+        if found is None:
+            spec = self.plan.graph[stage.name].spec
+            assert isinstance(spec, UpdateSpec)
+            size = self.plan.pools[stage.pool].size
+            found = UpdateRound(spec, progress, size, lambda keys: step.lengths(stage.space, keys))
+            self.rounds[stage.name, step.number] = found
+        return found
+
+    def _may_step(self, step: StepRows, stage: Stage) -> bool:
+        """Whether nothing reads the weights at this version any more: the first optimizer step ends it."""
+        model = self.plan.model_of(stage.name)
+        if model in self.weights.changing:
+            return True
+        read = all(step.stages[name].finished for name in self._samplers[model])
+        return read and not self.evaluations.busy_with(model)
+
+    def _step(self, step: StepRows, progress: StageProgress, update: UpdateRound) -> None:
+        stage = progress.stage
+        sums = update.sums()
+        denominator = self.plan.loss(stage.name).denominator(sums["tokens"], sums["rows"])
+        if not denominator:
+            why = reasons(progress.dead.values()) if progress.dead else "no row has a trained token"
+            text = f"step {step.number}: node '{stage.name}' has nothing to train: {why}"
+            self.orders.commands.append(Warn(text))
+        settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}
+        update.begin_step()
+        self.weights.changing.add(self.plan.model_of(stage.name))
+        progress.running += update.num_ranks
+        version = step.number + 1
+        self.orders.fire_on_all(stage.pool, stage.name, "step", step.number, version=version, settings=settings)
+
+    def _record(self, step: StepRows, progress: StageProgress) -> None:
+        worker = self.plan.pools[progress.stage.pool].workers[0]
+        if progress.fired or not progress.complete or not self.orders.has_room(worker):
+            return
+        keys = progress.expected
+        dropped = {str(row): progress.dead[key] for row, key in enumerate(keys) if key in progress.dead}
+        progress.fired.add(0)
+        progress.ready = set()
+        self._fire(worker, step, progress, "record", keys, missing=0, settings={"dropped": dropped})
+
+    # --- parts of them
+
+    def _shares_to_fire(self, step: StepRows, progress: StageProgress) -> list[tuple[Share, str]]:
+        """Shares of ranks that have room and were given none yet."""
+        stage, pool = progress.stage, self.plan.pools[progress.stage.pool]
+        if len(progress.fired) == pool.size:
+            return []
+        shares = [share for share in step.shares(stage.space, pool.size) if share.rank not in progress.fired]
+        with_room = [share for share in shares if self.orders.has_room(pool.workers[share.rank])]
+        return [(share, pool.workers[share.rank]) for share in with_room if share.samples]
+
+    def _fire(
+        self,
+        worker: str,
+        step: StepRows,
+        progress: StageProgress,
+        action: Action,
+        keys: Sequence[Key],
+        *,
+        missing: int | None = None,
+        version: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        stage = progress.stage
+        progress.running += 1
+        self.orders.fire(
+            worker,
+            stage.name,
+            action,
+            step.number,
+            keys=keys,
+            inputs=step.inputs(stage, keys) if keys else (),
+            version=version,
+            settings=settings,
+            missing=len(keys) if missing is None else missing,
+        )
+
+
+def _even(keys: Sequence[Key], whole_groups: bool, count: int) -> list[Sequence[Key]]:
+    """`count` parts of about equal size."""
+    if not whole_groups:
+        return parts(keys, count)
+    groups = [list(members) for _, members in groupby(keys, key=itemgetter(1))]
+    return [[key for group in part for key in group] for part in parts(groups, count)]
+
+
+def _readers_of(plan: Plan, models: list[str]) -> dict[str, list[str]]:
+    """Stages that read the weights of each model, other than its update."""
+    readers = [stage for stage in plan.stages.values() if stage.action in ("rollout", "forward")]
+    return {model: [stage.name for stage in readers if plan.model_of(stage.name) == model] for model in models}

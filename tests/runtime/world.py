@@ -1,0 +1,276 @@
+"""A world without processes: workers that keep their firings in order and answer in any interleaving.
+
+`World` drives a `Scheduler` to its end and keeps what happened: every event, command, firing and block. Which worker
+speaks next, how an answer is cut into blocks, what is dropped, lost, repeated or late is drawn from one `random.Random`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from flowrl.backend import Sum
+from flowrl.rows import Key
+from flowrl.runtime.events import (
+    Block,
+    Event,
+    Finished,
+    Fire,
+    Firing,
+    Free,
+    Halt,
+    Joined,
+    Produced,
+    Saved,
+    Send,
+    StepDone,
+    Tick,
+    Warn,
+)
+from flowrl.runtime.plan import Plan
+from flowrl.runtime.scheduler import Options, Scheduler
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """How often things go wrong: chances between 0 and 1."""
+
+    drop: float = 0.0
+    """A row is dropped by a function or a filter."""
+    drop_all: frozenset[str] = frozenset()
+    """Nodes that drop every row."""
+    repeat: float = 0.0
+    """An event comes twice."""
+    lose: float = 0.0
+    """An event of a firing that can be fired again is lost, at its first attempt."""
+    late: float = 0.0
+    """A lost event comes after all, much later."""
+    untrained: float = 0.0
+    """A backward pass finds no token to train."""
+
+
+@dataclass
+class World:
+    """One run.
+
+    Args:
+        plan, options: what runs.
+        seed: of everything that is left to chance.
+        faults: what goes wrong.
+        num_steps_of_data: steps that each prompts stage has rows for; None for all.
+        blocks: largest number of blocks that an answer is cut into.
+    """
+
+    plan: Plan
+    options: Options
+    seed: int = 0
+    faults: Faults = field(default_factory=Faults)
+    num_steps_of_data: int | None = None
+    blocks: int = 3
+    max_events: int = 20000
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.scheduler = Scheduler(self.plan, self.options)
+        self.queues: dict[str, deque[Event]] = {worker: deque([Joined(worker)]) for worker in self.plan.workers()}
+        self.held_back: list[Event] = []
+        self.live: dict[tuple[str, int], Block] = {}
+        self.freed: Counter[tuple[str, int]] = Counter()
+        self.made: Counter[str] = Counter()
+        self.firings: list[tuple[str, Firing]] = []
+        self.sends: list[Send] = []
+        self.steps: list[StepDone] = []
+        self.saved: list[int] = []
+        self.warnings: list[str] = []
+        self.trace: list[Event | str] = []
+        self.halt: Halt | None = None
+        self.max_open = 0
+        self.now_s = 0.0
+        self.weights: dict[tuple[str, str], int] = {}
+        """Version of each (worker, model), as its firings leave it; -1 while the optimizer is between two."""
+
+    # --- driving
+
+    def run(self) -> World:
+        """Speak until the run is over; fails when nobody has anything to say before that."""
+        self._take(self.scheduler.start())
+        for _ in range(self.max_events):
+            if self.halt:
+                return self
+            speaking = [worker for worker, queue in self.queues.items() if queue]
+            if speaking:
+                self._say(self.queues[self.chance.choice(speaking)].popleft())
+            elif self.held_back or self._owed():
+                if self.held_back and self.chance.random() < self.faults.late:
+                    self._say(self.held_back.pop(self.chance.randrange(len(self.held_back))))
+                else:
+                    self.now_s += self.options.lease_s * 1.01
+                    self._say(Tick(self.now_s))
+            else:
+                raise AssertionError(f"the run stalls: {self.describe()}")
+        raise AssertionError(f"the run does not end: {self.describe()}")
+
+    def _owed(self) -> bool:
+        return self.faults.lose > 0 and bool(self.scheduler.queued())
+
+    def _say(self, event: Event) -> None:
+        if isinstance(event, Produced | Finished) and self.chance.random() < self.faults.repeat:
+            self.held_back.append(event)
+        self.trace.append(event)
+        self._take(self.scheduler.on_event(event))
+        self.max_open = max(self.max_open, len(self.scheduler.steps))
+        for space, totals in self.scheduler.totals().items():
+            assert totals.balanced, (space, totals)
+
+    def _take(self, commands: list) -> None:
+        for command in commands:
+            assert self.halt is None, f"{command} after {self.halt}"
+            match command:
+                case Fire(worker, firing):
+                    self._fire(worker, firing)
+                case Send():
+                    assert (command.worker, command.number) in self.live, f"{command} of a block that is freed"
+                    self.sends.append(command)
+                case Free(worker, numbers):
+                    for number in numbers:
+                        self.freed[worker, number] += 1
+                        assert (worker, number) in self.live, f"block {number} of {worker} is freed twice"
+                        del self.live[worker, number]
+                case StepDone():
+                    assert command.step == len(self.steps) + self.options.first_step
+                    self.steps.append(command)
+                case Saved(version):
+                    assert len(self.steps) + self.options.first_step >= version
+                    self.saved.append(version)
+                case Warn(text):
+                    self.warnings.append(text)
+                case Halt():
+                    self.halt = command
+
+    def _fire(self, worker: str, firing: Firing) -> None:
+        for each in firing.inputs:
+            block = self.live.get((each.worker, each.number))
+            assert block is not None, f"{firing} reads a block that is freed"
+            assert each.rows is None or max(each.rows) < len(block.keys)
+            assert set(each.columns) <= set(block.columns) or firing.action == "import", (each, block)
+        self.firings.append((worker, firing))
+        answers = self._answer(worker, firing)
+        for event in answers:
+            losable = firing.action in ("prompts", "rollout", "forward", "function", "filter", "evaluate")
+            if losable and firing.attempt == 1 and self.chance.random() < self.faults.lose:
+                if self.chance.random() < self.faults.late:
+                    self.held_back.append(event)
+                elif isinstance(event, Produced) and event.block:
+                    del self.live[worker, event.block.number]  # nobody hears of it
+            else:
+                self.queues[worker].append(event)
+
+    # --- answering
+
+    def _answer(self, worker: str, firing: Firing) -> list[Event]:
+        self._check_version(worker, firing)
+        events: list[Event] = []
+        match firing.action:
+            case "prompts":
+                data = self.num_steps_of_data
+                if data is None or firing.step < data:
+                    keys = [Key(firing.step, i) for i in range(self.plan.prompts_per_step[firing.node])]
+                    events += self._produce(worker, firing, keys)
+            case "rollout":
+                n = self.plan.samples_per_prompt[firing.node]
+                keys = [Key(key.step, key.prompt, sample) for key in firing.keys for sample in range(n)]
+                self.chance.shuffle(keys)
+                events += self._produce(worker, firing, keys, lengths=True)
+            case "forward" | "function" | "filter":
+                if self.plan.graph[firing.node].kind != "metric":
+                    events += self._produce(worker, firing, list(firing.keys))
+            case "export":
+                events += self._produce(worker, firing, [])
+        return [*events, Finished(worker, firing.id, firing.attempt, self._metrics(firing), 0.001)]
+
+    def _metrics(self, firing: Firing) -> dict[str, Sum]:
+        if firing.action == "backward":
+            tokens = 0 if self.chance.random() < self.faults.untrained else 3 * len(firing.keys)
+            return {"tokens": Sum(tokens, 1), "rows": Sum(tokens // 3, 1), "loss": Sum(1.0, 1.0)}
+        if firing.action == "evaluate":
+            return {firing.node: Sum(len(firing.keys), len(firing.keys))}
+        return {}
+
+    def _produce(self, worker: str, firing: Firing, keys: list[Key], *, lengths: bool = False) -> list[Event]:
+        droppable = firing.action in ("function", "filter")
+        whole = {k.prompt for k in keys if self._drops(firing)} if droppable else set()
+        per = self.plan.stages[firing.node].per if firing.node in self.plan.stages else "row"
+        events: list[Event] = []
+        for part in self._cut(keys) if firing.action not in ("export",) else [keys]:
+            if per == "row":
+                dropped = [key for key in part if droppable and self._drops(firing)]
+            else:
+                dropped = [key for key in part if key.prompt in whole]
+            kept = [key for key in part if key not in set(dropped)]
+            block = self._block(worker, firing, kept, lengths) if kept or firing.action == "export" else None
+            reason = f"{firing.node} says no"
+            events.append(Produced(worker, firing.id, firing.attempt, block, dict.fromkeys(dropped, reason)))
+        return events
+
+    def _drops(self, firing: Firing) -> bool:
+        return firing.node in self.faults.drop_all or self.chance.random() < self.faults.drop
+
+    def _cut(self, keys: list[Key]) -> list[list[Key]]:
+        cuts = sorted(self.chance.randrange(len(keys) + 1) for _ in range(self.chance.randrange(self.blocks)))
+        bounds = [0, *cuts, len(keys)]
+        return [keys[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+
+    def _block(self, worker: str, firing: Firing, keys: list[Key], lengths: bool) -> Block:
+        self.made[worker] += 1
+        columns = self.plan.graph[firing.node].outputs if firing.node in self.plan.graph.nodes else ()
+        if firing.action == "prompts":
+            columns = ("prompt", "prompt_ids", "answer")
+        tokens = tuple(3 + (k.prompt * 7 + k.sample * 3) % 5 for k in keys) if lengths else None
+        block = Block(worker, self.made[worker], tuple(keys), columns, 8 * len(keys), tokens)
+        self.live[worker, block.number] = block
+        return block
+
+    # --- weights, as each worker would hold them
+
+    def _check_version(self, worker: str, firing: Firing) -> None:
+        model = firing.settings.get("model")
+        if model is None and firing.node in self.plan.graph.nodes and self.plan.graph[firing.node].model is not None:
+            model = self.plan.model_of(firing.node)
+        if model is None:
+            if firing.action == "load":
+                for name in firing.settings["models"]:
+                    self.weights[worker, name] = firing.version
+            return
+        held = self.weights.get((worker, model), 0)
+        match firing.action:
+            case "rollout" | "forward" | "evaluate" | "export":
+                assert held == firing.version, f"{firing} on {worker} finds version {held}"
+            case "step":
+                self.weights[worker, model] = firing.version if firing.settings["publish"] else -1
+            case "import":
+                assert held < firing.version
+                self.weights[worker, model] = firing.version
+
+    # --- what can be asked
+
+    def fired(self, action: str) -> list[tuple[str, Firing]]:
+        """Firings of an action, in order, first attempts only."""
+        return [(worker, firing) for worker, firing in self.firings if firing.action == action and firing.attempt == 1]
+
+    def leaked(self) -> set[tuple[str, int]]:
+        """Blocks that the scheduler heard of and never freed."""
+        return {(b.worker, b.number) for e in self.trace if isinstance(e, Produced) and (b := e.block)} & self.live.keys()
+
+    def describe(self) -> str:
+        """Where a run stands, for a failure's message."""
+        scheduler = self.scheduler
+        lines = [f"seed {self.seed}", f"course {scheduler._course}", f"versions {scheduler._weights.versions}"]
+        lines += [f"owed {lease}" for lease in scheduler._orders.leases.values()]
+        for step in scheduler.steps.values():
+            for name, p in step.stages.items():
+                lines.append(
+                    f"step {step.number} {name}: known={p.known} ready={len(p.ready)} settled={len(p.settled)} "
+                    f"done={len(p.done)} dead={len(p.dead)} of {len(p.expected)}, running {p.running}, fired {p.fired}"
+                )
+        return "\n".join(lines)
