@@ -122,14 +122,15 @@ class Loop:
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), function))
 
     def run_until(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Take the turn and run the loop until `done()`; False when the time is over first."""
+        """Take the turn and run the loop until `done()`; False when the time is over first. It looks at least once."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._turn.take(self.wake)
         try:
+            left: float | None = None
             while not done():
-                left = None if deadline is None else deadline - time.monotonic()
-                if self._stopping or (left is not None and left < 0):
+                if self._stopping or left == 0:
                     return False
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 self._step(left)
             return True
         finally:
@@ -198,7 +199,9 @@ class Loop:
         if self._timers:
             due_s = max(0.0, self._timers[0][0] - time.monotonic())
             longest_s = due_s if longest_s is None else min(due_s, longest_s)
-        return None if longest_s is None else int(longest_s * 1000) + 1  # rounded up, lest it spins at the end
+        if not longest_s:
+            return None if longest_s is None else 0
+        return int(longest_s * 1000) + 1  # rounded up, lest it spins at the end
 
 
 class _Turn:

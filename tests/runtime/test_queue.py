@@ -482,6 +482,17 @@ def test_a_busy_main_thread_neither_stops_pings_nor_requests(
     assert worker.receive(5) == Control({"op": "fire"})
 
 
+def test_a_receive_without_time_sees_what_has_come_and_does_not_wait(
+    endpoint: Callable[..., Endpoint], server: ControlServer
+) -> None:
+    worker = endpoint("w", scheduler=server.address)
+    wait_for(lambda: server.poll(0.01) and server.workers)
+    for _ in range(3):
+        assert worker.receive(0.0) is None
+        server.send("w", {"op": "fire"})
+        wait_for(lambda: worker.receive(0.0) == Control({"op": "fire"}))
+
+
 def test_a_handler_that_raises_reaches_the_main_thread(
     endpoint: Callable[..., Endpoint], server: ControlServer
 ) -> None:
