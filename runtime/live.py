@@ -85,7 +85,8 @@ class LiveView:
 
     def warn(self, text: str) -> None:
         """Print the warning above the frame."""
-        self._terminal.print(Text(f"warning: {text}", style="yellow"))
+        with contextlib.suppress(OSError, ValueError):
+            self._terminal.print(Text(f"warning: {text}", style="yellow"))
 
     def stop(self, summary: Summary | None) -> None:
         """Leave the last frame standing and print the end report below it."""

@@ -183,7 +183,7 @@ def number(value: object, *, whole: bool = False) -> str:
         return "-"
     if not math.isfinite(value):
         return str(value)
-    if isinstance(value, int) or whole or abs(value) >= 1000:
+    if isinstance(value, int) or whole or abs(value) >= 999.5:
         return f"{value:.0f}" if abs(value) < 1e7 else f"{value:.2e}"
     if value == 0:
         return "0.000"

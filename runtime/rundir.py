@@ -75,14 +75,11 @@ class RunDir:
         render(graph, self.path / PICTURE, bounds=bounds)
 
     def rewind(self, step: int) -> None:
-        """Drop what a resumed run writes again: metrics of `step` and later, and the samples that these steps used.
-
-        Metrics count from 1, the version that a step made; the keys of samples from 0, the version that it began with.
-        """
+        """Drop metrics and samples of `step` and later, which a resumed run writes again. Steps count from 1."""
         self.metrics.close()
         self.samples.close()
-        rewind(self.path / METRICS, step)
-        rewind(self.path / SAMPLES, step - 1)
+        for name in (METRICS, SAMPLES):
+            rewind(self.path / name, step)
         self.metrics, self.samples = JsonLines(self.path / METRICS), JsonLines(self.path / SAMPLES)
 
     def written(self) -> dict[str, Path]:
