@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 _STOP_S = 2.0
 """The loop ends within a poll; a handler that takes longer than this hangs."""
 
+_LAST_WORDS_S = 0.2
+"""For the last control message and acknowledgements to leave at `close`. They take a millisecond if the peer lives."""
+
 _ACKNOWLEDGE_AFTER_S = 0.005
 """A commit waits for others this long, unless they are a quarter of the window: each ACK wakes the producer."""
 
@@ -147,6 +150,7 @@ class Endpoint:
 
         Args:
             drain_s: how long to wait for acknowledgements of what was sent. `statistics` says what was not delivered.
+                Control messages get this time to leave as well, and no less than 0.2 s.
         """
         if self._context is None or self._closed:
             return
@@ -157,7 +161,10 @@ class Endpoint:
         self._closed = True
         if self._loop.stop(_STOP_S):
             self._outbox.close()
-            self._context.destroy(0)
+            for last in (self._control, self._router):
+                if last is not None:
+                    last.linger = int(max(drain_s, _LAST_WORDS_S) * 1000)
+            self._context.destroy()
         sockets.unlink(self._address)
 
     def send_control(self, message: Mapping[str, Any]) -> None:

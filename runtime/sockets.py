@@ -1,9 +1,9 @@
 """ZeroMQ sockets as every queue here wants them, and addresses that only this machine can reach.
 
 High-water marks are 0, for a socket must neither drop nor block by itself: credits bound what is in flight, exactly.
-Linger is 0, for a message to a dead peer must not keep a process alive: draining is the protocol's affair. A context
-belongs to one process, and a forked child that used its parent's would hang: processes are spawned, and each use
-asserts the process id.
+Linger is 0, for a message to a dead peer must not keep a process alive (`Endpoint.close` allows last words 0.2 s):
+draining is the protocol's affair. A context belongs to one process, and a forked child that used its parent's would
+hang: processes are spawned, and each use asserts the process id.
 """
 
 from __future__ import annotations

@@ -450,6 +450,16 @@ def test_control_goes_both_ways_in_order(endpoint: Callable[..., Endpoint], serv
     assert [worker.receive(5) for _ in range(20)] == [Control({"number": number}) for number in range(20)]
 
 
+def test_what_a_worker_says_just_before_it_closes_arrives(server: ControlServer) -> None:
+    for number in range(10):
+        worker = Endpoint("w", scheduler=server.address)
+        worker.start()
+        worker.send_control({"number": number, "text": "x" * 100_000})
+        worker.close()
+        ((_, message),) = server.poll(5).messages
+        assert message["number"] == number
+
+
 def test_poll_ends_when_a_file_descriptor_is_ready_and_when_its_time_is_over(server: ControlServer) -> None:
     read, write = os.pipe()
     assert server.poll(0.02, [read]) == ([], [])
