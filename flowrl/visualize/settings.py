@@ -22,6 +22,8 @@ from flowrl.graph import (
 
 WIDTH = 34
 """Characters of a line."""
+DEFAULT_TIMEOUT_S = 60.0
+"""Of a reward: a setting that was left alone is not shown."""
 
 
 def settings_lines(node: Node) -> list[str]:
@@ -102,7 +104,7 @@ def _function(node: Node, spec: FunctionSpec) -> list[str]:
             [
                 *_unless("per", node.per, "row"),
                 *_unless("on_error", spec.on_error, "fail"),
-                *_unless("timeout", None if spec.timeout_s is None else f"{spec.timeout_s:g}s", None),
+                *_unless("timeout", f"{spec.timeout_s or 0:g}s", f"{DEFAULT_TIMEOUT_S if spec.timeout_s else 0:g}s"),
                 *_unless("retries", spec.retries, 0),
             ]
         ),
@@ -120,7 +122,7 @@ def _update(node: Node, spec: UpdateSpec) -> list[str]:
     optimizer = node.model.optimizer if node.model else None
     return [
         f"{model} lr={optimizer.lr:g}" if optimizer else model,
-        f"loss={spec.loss}",
+        f"loss={spec.loss}".replace(" + -", " - "),
         _pairs(
             [
                 *_unless("batch", spec.batch, None),
