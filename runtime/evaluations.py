@@ -1,7 +1,7 @@
 """Evaluations: held-out prompts that stay for the whole run, and the versions that they are asked of.
 
-The weights change only once an evaluation of them has ended, so that it sees exactly its version. Version v belongs to the
-line of the step that made it, v - 1; that of the untrained version 0 is in the line of the first step, as ``NODE/start``.
+The weights change only once an evaluation of them has ended, so that it sees exactly its version. Version v belongs to
+the line of the step that made it, v - 1; the untrained version 0 to that of the first step, as ``NODE/start``.
 """
 
 from __future__ import annotations

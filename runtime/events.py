@@ -1,8 +1,8 @@
 """What the scheduler hears and what it says: the words between it and the workers.
 
-An `Event` is a fact (a worker joined, rows exist, a firing ended); a `Command` is a wish (fire this there, send those rows
-to that worker). Both are frozen records of plain values: they cross a socket as msgpack maps and are easy to invent in a
-test. Bodies of rows never appear here: a `Block` says which rows lie with which worker.
+An `Event` is a fact (a worker joined, rows exist, a firing ended); a `Command` is a wish (fire this there, send those
+rows to that worker). Both are frozen records of plain values: they cross a socket as msgpack maps and are easy to
+invent in a test. Bodies of rows never appear here: a `Block` says which rows lie with which worker.
 """
 
 from __future__ import annotations
@@ -88,7 +88,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """Some rows of a firing exist; more may follow until its `Finished`."""
+    """Some rows of a firing exist; more may follow until its `Finished`.
+
+    By then every row of a rollout (each sample), forward pass, function or filter has been in a block or in `dropped`;
+    a filter's block has no columns. A metric node says nothing of its rows. No prompts mean that the data has ended.
+    """
 
     worker: str
     firing: int
@@ -112,7 +116,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A firing raised, or its worker could not go on."""
+    """A firing raised; or, with ``firing=-1``, its worker cannot go on."""
 
     worker: str
     firing: int

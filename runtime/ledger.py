@@ -1,8 +1,8 @@
 """The ledger: what became of every row.
 
-A row is ``issued``, then ``produced``, then ``consumed`` or ``dropped`` with a reason: each exactly once. A late answer can
-neither train a row twice nor bring one back. Rows of closed steps are folded into totals: the ledger's memory is that of
-the steps in flight.
+A row is ``issued``, then ``produced``, then ``consumed`` or ``dropped`` with a reason: each exactly once. A late answer
+can neither train a row twice nor bring one back. Rows of closed steps are folded into totals: the ledger's memory is
+that of the steps in flight.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Ledger:
     """Row states of one rollout's samples.
 
     Args:
-        staleness: no row may start more than this many versions ahead of the trainer, nor be consumed with a larger lag.
+        staleness: most versions that a row may start ahead of the trainer, and its largest lag when consumed.
     """
 
     def __init__(self, staleness: int) -> None:

@@ -1,7 +1,7 @@
 """The order book: firings that workers owe, the commands that gave them out, and answers told apart from late ones.
 
-Every firing is leased to its worker under an attempt. An answer counts only under the newest attempt; a block that comes
-with any other is freed at once, and one that was seen before is left alone.
+Every firing is leased to its worker under an attempt. An answer counts only under the newest attempt; a block that
+comes with any other is freed at once, and one that was seen before is left alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The plan: a graph made ready for the scheduler.
 
 Each node becomes a `Stage` on a `Pool` of workers, with its sources sorted into those that it waits for row by row and
-those that its prompts have brought already. What the language leaves unsaid is added here: a ``record`` stage that writes
-every sample, and a weight sync for each rollout on a mesh of its own. A plan holds names and numbers only.
+those that its prompts have brought already. What the language leaves unsaid is added here: a ``record`` stage that
+writes every sample. A plan holds names and numbers only.
 """
 
 from __future__ import annotations
@@ -250,15 +250,17 @@ def _prompts_per_step(graph: Graph, spaces: dict[str, str]) -> dict[str, int]:
             continue
         prompts = graph[spaces[node.name]].bindings[0].source
         batch = node.spec.batch or declared[prompts]
-        first = wanted.setdefault(prompts, batch)
-        if batch % declared[prompts] or batch != first:
+        step = declared[prompts]
+        multiple = max(1, round(batch / step)) * step
+        first = wanted.setdefault(prompts, multiple)
+        if batch != first:
             raise RateError(
                 f"node '{node.name}' consumes a batch that steps of '{prompts}' do not add up to",
                 at=node.at,
                 node=node.name,
-                found=f"batch={batch}, {declared[prompts]} prompts a step",
-                wanted=f"a multiple of {declared[prompts]}" if batch == first else f"batch={first}, as another update",
-                fix=f"batch={first if batch != first else max(1, round(batch / declared[prompts])) * declared[prompts]}",
+                found=f"batch={batch}, {step} prompts a step",
+                wanted=f"a multiple of {step}" if first == multiple else f"batch={first}, as the update before it",
+                fix=f"batch={first}",
             )
     return declared | wanted
 

@@ -2,30 +2,26 @@
 
 Invariants:
 
-* A prompt of step s starts only if ``s <= version + staleness`` (`Ledger.admits`); prompts are read one step further ahead.
-  So at most ``staleness + 2`` steps are in memory, whatever the speed of any node: that is the bound of every queue.
+* A prompt of step s starts only if ``s <= version + staleness`` (`Ledger.admits`); prompts are read one step further
+  ahead. So at most ``staleness + 2`` steps are in memory, whatever the speed of any node: the bound of every queue.
 * A row passes a stage once: what arrives again, or under an attempt that was given up, is ignored and counted.
 * On one worker, firings run in the order of their commands; a worker holds at most `MAX_QUEUED` of them, but for those
   that all ranks of a mesh do together.
-* Weights change only once nothing reads their version any more (`Dispatch._may_step`).
+* Weights change only once nothing reads their version any more (`Dispatch`).
 * At staleness 0 which rows share a firing of a model, on which rank and in which order, is a function of the keys.
 
-A row moves like this: ``prompts`` produces its prompt (`StepRows.read`); ``rollout`` takes the prompt and produces samples;
-each stage that waits for them takes rows as `StepRows` makes them ready (dispatch.py says when); ``backward`` passes add
-gradients, a ``step`` on all ranks publishes the version (weights.py brings it to its readers); ``record`` writes the row
-down; then the step is closed here, its blocks are freed and the next may be opened.
+A row moves like this: ``prompts`` produces its prompt, ``rollout`` takes it and produces samples (intake.py); each stage
+that waits for them takes rows as progress.py makes them ready (dispatch.py says when and on which worker);
+``backward`` passes add gradients and a ``step`` on all ranks publishes the version (updates.py), which weights.py brings
+to its readers; ``record`` writes the row down. Then the step is closed (closing.py), and the next may be opened here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
 from typing import Any
 
-from flowrl.backend import Sum
-from flowrl.graph import FunctionSpec
-from flowrl.rows import PROMPT, Key
-
+from .closing import Closing
 from .course import Course, Options
 from .dispatch import Dispatch
 from .evaluations import Evaluations
@@ -41,13 +37,13 @@ from .events import (
     Interrupted,
     Joined,
     Produced,
-    StepDone,
     Tick,
 )
+from .intake import Intake
 from .ledger import Ledger, Totals
-from .orders import MAX_ATTEMPTS, MAX_QUEUED, Lease, Orders, reasons
+from .orders import MAX_ATTEMPTS, MAX_QUEUED, Lease, Orders
 from .plan import Plan, Stage
-from .progress import StageProgress, StepRows
+from .progress import StageProgress, StepRows, by_reason
 from .saves import Saves
 from .step_metrics import StepMetrics
 from .weights import Weights
@@ -70,10 +66,6 @@ class Scheduler:
         self.ledgers = {name: Ledger(staleness) for name, staleness in plan.staleness.items()}
         self.steps: dict[int, StepRows] = {}
         """Open steps."""
-        self.planned: Counter[str] = Counter()
-        """Rows that nodes have to handle, of steps whose prompts are read."""
-        self.executed: Counter[str] = Counter()
-        """Rows that they have passed on or dropped, of steps that are closed."""
         self.halted: Halt | None = None
         self._joined: set[str] = set()
         self._course = course = Course.start(options)
@@ -83,6 +75,9 @@ class Scheduler:
         self._evaluations = Evaluations(plan, options, self._orders, self._weights, course)
         self._metrics = StepMetrics()
         self._dispatch = Dispatch(plan, self._orders, self.ledgers, self._weights, self._saves, self._evaluations)
+        self._intake = Intake(plan, self._orders, self.steps, self.ledgers, self._metrics)
+        parts = (self._orders, course, self.steps, self.ledgers, self._metrics, self._evaluations, self._dispatch)
+        self._closing = Closing(plan, *parts)
 
     # --- the two verbs
 
@@ -120,6 +115,16 @@ class Scheduler:
     def counts(self) -> Counter[tuple[str, str]]:
         """By stage: rows that ``passed``, were ``dropped`` or ``repeated``; its ``firings`` and ``retries``."""
         return self._orders.counts
+
+    @property
+    def planned(self) -> Counter[str]:
+        """Rows that stages are to handle, of the steps whose prompts are read."""
+        return self._closing.planned
+
+    @property
+    def executed(self) -> Counter[str]:
+        """Those that they have passed on, or that were dropped before or in them."""
+        return self._closing.executed
 
     @property
     def last_step(self) -> int:
@@ -160,8 +165,8 @@ class Scheduler:
             return
         if event.block is not None:
             self._take(lease, event.block)
-        for reason, keys in _by_reason(event.dropped).items():
-            self._drop(lease, keys, reason)
+        for reason, keys in by_reason(event.dropped).items():
+            self._intake.drop(lease, keys, reason)
 
     def _take(self, lease: Lease, block: Block) -> None:
         firing = lease.firing
@@ -170,7 +175,7 @@ class Scheduler:
         elif self._evaluations.holds(firing):
             self._evaluations.take_prompts(firing, block)
         else:
-            self._accept(lease, block)
+            self._intake.accept(lease, block)
 
     def _on_finished(self, event: Finished) -> None:
         lease = self._orders.answered(event.firing, event.attempt, event.worker)
@@ -250,11 +255,15 @@ class Scheduler:
         progress.running -= 1
         match firing.action:
             case "prompts":
-                self._after_prompts(step, firing.node)
+                if progress.done:
+                    self._closing.expect(step.read(firing.node))
+                else:  # the source is used up
+                    self._course.end = min(self._course.end, step.number)
             case "function" | "filter":
                 if self.plan.graph[firing.node].kind == "metric":
                     step.deliver(firing.node, set(firing.keys))
-                self._check_failures(step, progress)
+                if error := self._intake.too_many_failures(progress, step.number):
+                    self._halt("failed", error)
             case "backward":
                 self._dispatch.rounds[firing.node, step.number].end_pass(event.metrics)
             case "step":
@@ -264,13 +273,6 @@ class Scheduler:
             case _:
                 pass
 
-    def _after_prompts(self, step: StepRows, prompts: str) -> None:
-        if not step.stages[prompts].done:
-            self._course.end = min(self._course.end, step.number)  # the source is used up
-            return
-        for progress in step.read(prompts):
-            self.planned[progress.stage.name] += len(progress.expected)
-
     def _after_step(self, step: StepRows, progress: StageProgress) -> None:
         update = self._dispatch.rounds[progress.stage.name, step.number]
         update.end_step()
@@ -278,62 +280,10 @@ class Scheduler:
             progress.done = progress.settled - progress.dead.keys()
             self._weights.publish(self.plan.model_of(progress.stage.name), step.number + 1)
 
-    def _check_failures(self, step: StepRows, progress: StageProgress) -> None:
-        """The run fails once more than the share of a step's calls that a node declares has failed."""
-        spec = self.plan.graph[progress.stage.name].spec
-        if not (progress.dropped and progress.finished and isinstance(spec, FunctionSpec) and spec.on_error == "drop"):
-            return
-        calls = progress.dropped + len(progress.done)
-        if progress.dropped > spec.max_failure_rate * calls:
-            name = progress.stage.name
-            problem = f"node '{name}' failed for {progress.dropped} of {calls} rows of step {step.number}"
-            found, wanted = reasons(progress.dead.values()), f"at most {spec.max_failure_rate:.0%} (max_failure_rate)"
-            self._halt("failed", {"type": "NodeError", "problem": problem, "found": found, "wanted": wanted, "node": name})
-
-    # --- rows
-
-    def _accept(self, lease: Lease, block: Block) -> None:
-        """Rows of a block that are new pass on; a second answer changes nothing."""
-        node, step = lease.firing.node, self.steps[lease.firing.step]
-        progress = step.stages[node]
-        if lease.firing.action == "rollout":
-            fresh = self.ledgers[node].produce(step.number, block.keys)
-        else:
-            fresh = set(block.keys) - progress.done
-            fresh.difference_update(progress.dead)
-        self.counts[node, "repeated"] += len(block.keys) - len(fresh)
-        if not fresh:
-            self._orders.free([block])
-            return
-        self.counts[node, "passed"] += len(fresh)
-        step.place(node, block, fresh)
-        if lease.firing.action == "prompts":
-            progress.done |= fresh  # they are delivered together: their number decides which rank gets which
-        else:
-            lease.missing -= len(fresh)
-            step.deliver(node, fresh)
-
-    def _drop(self, lease: Lease, keys: Collection[Key], reason: str) -> None:
-        """Rows will not pass; a prompt that its rollout drops takes its samples along."""
-        firing = lease.firing
-        self.counts[firing.node, "dropped"] += len(keys)
-        if firing.action == "prompts":
-            return
-        step = self.steps[firing.step]
-        progress = step.stages[firing.node]
-        if firing.action == "rollout":
-            prompts = [key for key in keys if key.sample == PROMPT]
-            keys = [*step.samples(firing.node, prompts), *(key for key in keys if key.sample != PROMPT)]
-        new = [key for key in keys if key not in progress.dead and key not in progress.done]
-        lease.missing -= len(new)
-        progress.dropped += len(new)
-        self._metrics.add(step.number, {"num_dropped": Sum(len(new), 1)})
-        step.drop(firing.node, new, reason)
-
     # --- going on
 
     def _go_on(self) -> None:
-        self._close()
+        self._closing.go_on()
         self._open()
         self._saves.go_on()
         self._weights.sync()
@@ -352,54 +302,6 @@ class Scheduler:
             self.steps[course.opened] = StepRows(course.opened, self.plan)
             course.opened += 1
 
-    def _close(self) -> None:
-        """Close steps in order, once nothing of them runs and every row is passed on or dropped at every stage."""
-        course = self._course
-        while (step := self.steps.get(course.closed)) and not self._orders.of_step[step.number]:
-            in_run = step.number < course.end
-            if in_run and not self._is_over(step):
-                return
-            self._settle(step, in_run)
-            self._orders.free(step.blocks)
-            del self.steps[step.number], self._orders.of_step[step.number]
-            course.closed += 1
-            metrics = self._metrics.close(step.number)
-            if in_run:
-                self._orders.commands.append(StepDone(step.number, metrics))
-
-    def _is_over(self, step: StepRows) -> bool:
-        if self._evaluations.stages:
-            after = self.steps.get(step.number + 1)  # a version may be evaluated for being the last
-            if step.number + 1 < self._course.end and not (after and self._dispatch.is_read(after)):
-                return False
-        fired = (progress for progress in step.stages.values() if self._dispatch.is_fired(progress.stage))
-        waits = self._evaluations.holds_open(step.number) or not self._dispatch.is_trained(step)
-        return not waits and all(progress.finished for progress in fired)
-
-    def _settle(self, step: StepRows, in_run: bool) -> None:
-        """Enter into the ledger what became of each row."""
-        for space, ledger in self.ledgers.items():
-            terminals = [step.stages[stage.name] for stage in self.plan.in_space[space] if stage.terminal]
-            consumed = set().union(*(progress.done for progress in terminals)) if in_run else set()
-            left = ledger.open_rows(step.number) - consumed
-            dead = {key: reason for progress in terminals for key, reason in progress.dead.items() if key in left}
-            lags = ledger.lags(step.number, consumed, step.number)
-            if lags:
-                lag = Sum(sum(lag * rows for lag, rows in lags.items()), len(consumed))
-                self._metrics.add(step.number, {"lag": lag})
-            ledger.consume(step.number, consumed, step.number)
-            if not in_run:
-                dead = dict.fromkeys(left, "the data ended")
-            for reason, keys in _by_reason(dead).items():
-                ledger.drop(step.number, set(keys), reason)
-            ledger.close(step.number)
-        for name, progress in step.stages.items():
-            if in_run:
-                self.executed[name] += len(progress.done) + len(progress.dead)
-            else:
-                self.planned[name] -= len(progress.expected)
-        self._dispatch.forget(step)
-
     def _end(self) -> None:
         over = self._course.closed >= self._course.end and not self.steps and not self._orders.leases
         if over and self._saves.unpublished is None:
@@ -416,10 +318,3 @@ class Scheduler:
         if stage.per != "row":
             return f"their {stage.per} is incomplete"
         return f"pool '{stage.pool}' is busy"
-
-
-def _by_reason(dropped: Mapping[Key, str]) -> dict[str, list[Key]]:
-    found: dict[str, list[Key]] = {}
-    for key, reason in dropped.items():
-        found.setdefault(reason, []).append(key)
-    return found

@@ -1,8 +1,8 @@
 """One update of a model: which rows make a mini-batch, on which rank, in which order, and when the optimizer steps.
 
 The split is a function of the keys: a mini-batch is a contiguous range of prompts, a rank's share a contiguous range of
-those, and a forward pass takes rows in order of their keys. A pass may start on the first rows of a share while the last do
-not exist yet: with ``max_tokens`` it is closed as soon as the next row would not fit, and what came first changes nothing.
+those, and a pass takes rows in order of their keys. It may start on the first rows of a share while the last do not
+exist yet: with ``max_tokens`` it is closed as soon as the next row would not fit, whatever came first.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class UpdateRound:
 
     def _split(self, minibatch: int) -> list[Sequence[Key]]:
         """Keys of a mini-batch by rank, in order; those that are dead by now and those still to come among them."""
-        keys = self.progress.expected
+        keys = self.progress.expected  # sorted, and the same number of samples a prompt
         num_prompts = len({key[1] for key in keys})
         n = len(keys) // max(1, num_prompts)
         prompts = range(num_prompts)

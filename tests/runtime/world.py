@@ -1,7 +1,7 @@
 """A world without processes: workers that keep their firings in order and answer in any interleaving.
 
-`World` drives a `Scheduler` to its end and keeps what happened: every event, command, firing and block. Which worker
-speaks next, how an answer is cut into blocks, what is dropped, lost, repeated or late is drawn from one `random.Random`.
+`World` drives a `Scheduler` to its end and keeps what happened: every event, firing and block. Which worker speaks
+next, how an answer is cut into blocks, what is dropped, lost, repeated or late is drawn from one `random.Random`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from flowrl.backend import Sum
-from flowrl.rows import Key
 from flowrl.runtime.events import (
     Block,
     Event,
@@ -30,6 +29,9 @@ from flowrl.runtime.events import (
 )
 from flowrl.runtime.plan import Plan
 from flowrl.runtime.scheduler import Options, Scheduler
+
+from flowrl.backend import Sum
+from flowrl.rows import Key
 
 
 @dataclass(kw_only=True)
@@ -219,7 +221,7 @@ class World:
     def _cut(self, keys: list[Key]) -> list[list[Key]]:
         cuts = sorted(self.chance.randrange(len(keys) + 1) for _ in range(self.chance.randrange(self.blocks)))
         bounds = [0, *cuts, len(keys)]
-        return [keys[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+        return [keys[a:b] for a, b in pairwise(bounds) if b > a]
 
     def _block(self, worker: str, firing: Firing, keys: list[Key], lengths: bool) -> Block:
         self.made[worker] += 1
@@ -260,7 +262,8 @@ class World:
 
     def leaked(self) -> set[tuple[str, int]]:
         """Blocks that the scheduler heard of and never freed."""
-        return {(b.worker, b.number) for e in self.trace if isinstance(e, Produced) and (b := e.block)} & self.live.keys()
+        heard = [event.block for event in self.trace if isinstance(event, Produced) and event.block]
+        return {(block.worker, block.number) for block in heard} & self.live.keys()
 
     def describe(self) -> str:
         """Where a run stands, for a failure's message."""
