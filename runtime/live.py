@@ -1,7 +1,7 @@
 """The live view: a frame on the terminal that shows the last steps, the queues and the meshes.
 
-Calls only store what they are given. One thread draws, at most four times a second, and waits a hundred times as long
-as the last drawing took: the view costs no more than one percent of one core, however large the graph is.
+Calls only store what they are given. One thread draws, at most four times a second, and waits 120 times as long as the
+last drawing took: the view costs no more than one percent of one core, however large the graph is.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rich.text import Text
 
 from flowrl.graph import Graph
 
-from .report import EdgeStatus, MeshStatus, Summary, duration, end_report, number
+from .report import EdgeStatus, MeshStatus, Summary, duration, end_report, is_count, number
 
 INTERVAL_S = 0.25
 """Shortest time between two drawings."""
-SHARE = 100
+SHARE = 120
 """A drawing is followed by a pause this many times as long."""
 STEPS = 6
 """Steps in the table."""
@@ -164,7 +164,7 @@ def _steps_table(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     for name in ("step", *COLUMNS):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
-        cells = [number(record.get(key), whole=key == "tokens_per_s") for key in COLUMNS.values()]
+        cells = [number(record.get(key), whole=is_count(key, record)) for key in COLUMNS.values()]
         table.add_row(str(record.get("step", "-")), *cells, style="bold" if record is records[-1] else "")
     return table
 

@@ -171,10 +171,19 @@ class PlainLines:
 
 def step_line(record: Mapping[str, Any]) -> str:
     """One step in one line. A value that the record lacks is ``-``; text and nested values are left out."""
-    pairs = [f"{label}={number(record.get(key), whole=label == 'tok/s')}" for label, key in SHOWN.items()]
-    more = [key for key in EXTRAS if key in record] + sorted(key for key in record if key.startswith("eval"))
-    pairs += [f"{key}={number(record[key])}" for key in more if isinstance(record[key], (int, float))]
+    pairs = [f"{label}={number(record.get(key), whole=is_count(key, record))}" for label, key in SHOWN.items()]
+    more = [*EXTRAS, *sorted(key for key in record if key.startswith("eval"))]
+    more = [key for key in more if isinstance(record.get(key), (int, float))]
+    pairs += [f"{key}={number(record[key], whole=is_count(key, record))}" for key in more]
     return f"step {record.get('step', '-')} {' '.join(pairs)}"
+
+
+def is_count(key: str, record: Mapping[str, Any]) -> bool:
+    """Whether a value is shown without decimals: tokens, and a lag or a number of rows that is whole."""
+    value = record.get(key)
+    return key in ("tokens_per_s", "response_tokens") or (
+        key in ("lag", "version", "dropped") and isinstance(value, float) and value.is_integer()
+    )
 
 
 def number(value: object, *, whole: bool = False) -> str:

@@ -59,6 +59,11 @@ def test_a_step_is_one_line_in_the_promised_form():
     assert step_line(RECORD) == "step 100 loss=0.421 reward=12.8 kl=0.150 lag=0 tok/s=5120"
 
 
+def test_a_lag_is_whole_where_it_is_and_a_mean_where_it_is_not():
+    assert " lag=0 " in step_line({**RECORD, "lag": 0.0})
+    assert " lag=0.500 " in step_line({**RECORD, "lag": 0.5})
+
+
 def test_more_metrics_follow_in_a_fixed_order_and_evaluations_last():
     record = {"evaluate/score": 0.5, "time_s": 3.0, "entropy": 1.25, "note": "text", "time_s_text": "3", **RECORD}
     assert step_line(record).endswith("tok/s=5120 entropy=1.25 time_s=3.00 evaluate/score=0.500")
