@@ -111,7 +111,7 @@ class LocalLauncher:
             "samples": str(launch.samples) if launch.samples else None,
         }
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flowrl.runtime.process"],
+            [sys.executable, "-P", "-m", "flowrl.runtime.process", name],  # the name is for `ps` alone
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

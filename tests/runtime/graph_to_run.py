@@ -1,0 +1,64 @@
+"""A graph for tests of runs: one that learns in milliseconds a step, and can be told to go wrong."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import flowrl as fl
+from flowrl import advantages, losses
+
+
+@fl.reward(timeout=30)
+def digits(response: str, target: str, *, trouble: str = "", at: str = "") -> float:
+    """Share of characters that are the wanted one; `trouble` strikes once the file `at` exists, or at once."""
+    if trouble and (not at or Path(at).exists()):
+        if trouble == "raise":
+            raise ValueError("the sandbox is gone")
+        if trouble == "exit":
+            os._exit(3)
+        if trouble == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if trouble == "hang":
+            time.sleep(1000)
+        if trouble == "child":
+            subprocess.Popen(["sleep", "1000"])
+    return sum(character == target for character in response) / 4
+
+
+@fl.graph
+def learn(
+    trouble: str = "",
+    at: str = "",
+    backend: str = "tiny",
+    batch: int = 4,
+    n: int = 4,
+    staleness: int = 0,
+    own_mesh: bool = False,
+    minibatches: int = 1,
+    max_tokens: int | None = None,
+    kl: float = 0.0,
+    every: int | None = None,
+    seed: int = 0,
+    train: fl.Mesh = fl.Mesh(dp=1, device="cpu"),
+    sample: fl.Mesh = fl.Mesh(dp=1, device="cpu"),
+    score: fl.Mesh = fl.Mesh.cpu(1),
+) -> None:
+    """GRPO on: answer with the wanted character."""
+    source = "tiny" if backend == "tiny" else "builtin:reverse_digits"
+    policy = fl.Model(source, backend=backend, mesh=train, optimizer=fl.AdamW(lr=0.02))
+    rows = [{"prompt": f"{i}>", "target": str(i % 3)} for i in range(12)]
+    prompts = fl.prompts(rows, batch=batch, seed=seed)
+    mesh = sample if own_mesh else None
+    samples = fl.rollout(policy, prompts, n=n, max_new_tokens=4, staleness=staleness, mesh=mesh)
+    scores = digits(samples, mesh=score, trouble=trouble, at=at)
+    advantage = advantages.grpo(samples, scores)
+    loss = losses.ppo_clip() - 0.01 * losses.entropy()
+    if every:
+        fl.evaluate(policy, fl.prompts(rows, batch=12, shuffle=False, name="held_out"), digits, every=every)
+    if kl:
+        reference = fl.logprobs(policy.frozen(), samples)
+        fl.update(policy, samples, advantage, reference, loss=loss + kl * losses.kl())
+    else:
+        fl.update(policy, samples, advantage, loss=loss, minibatches=minibatches, max_tokens=max_tokens)

@@ -1,0 +1,273 @@
+"""Whole runs through the command line, in real processes: what they write, and that they end as they should."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl.runtime.cli import main
+
+GRAPH = str(Path(__file__).parent / "graph_to_run.py")
+FLOWRL = [sys.executable, "-P", "-c", "import sys; from flowrl.runtime.cli import main; sys.exit(main())"]
+pytestmark = pytest.mark.timeout(120)
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Of a run whose temporary files can be told from others'; a checkout stays importable."""
+    import flowrl
+
+    root = str(Path(flowrl.__file__).parent.parent)
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    return {**os.environ, "PYTHONPATH": root, "TMPDIR": str(tmp_path / "tmp"), "OMP_NUM_THREADS": "1"}
+
+
+def flowrl(tmp_path: Path, *words: str, steps: int = 3) -> subprocess.CompletedProcess[str]:
+    """Run ``flowrl run`` to its end."""
+    command = [*FLOWRL, "run", GRAPH, "--steps", str(steps), "--run-dir", str(tmp_path / "run"), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env=environment(tmp_path), cwd=tmp_path
+    )
+
+
+def start(tmp_path: Path, *words: str) -> "subprocess.Popen[str]":
+    """Start a long ``flowrl run``."""
+    command = [*FLOWRL, "run", GRAPH, "--steps", "100000", "--run-dir", str(tmp_path / "run"), *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(tmp_path), cwd=tmp_path
+    )
+
+
+def inline(run_dir: Path, *words: str, steps: int = 3) -> int:
+    """Run in this process."""
+    return main(["run", GRAPH, "--launcher", "inline", "--steps", str(steps), "--run-dir", str(run_dir), *words])
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def weights(run_dir: Path, step: int) -> bytes:
+    return (run_dir / "checkpoints" / f"step-{step:06d}" / "policy" / "model.safetensors").read_bytes()
+
+
+def processes_below(folder: Path) -> dict[int, list[bytes]]:
+    """Command lines, by process id, of processes that were started with this folder as their temporary one."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TMPDIR={folder}".encode() in path.read_bytes().split(b"\0"):
+                found[int(path.parent.name)] = (path.parent / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+    return found
+
+
+def assert_nothing_left(tmp_path: Path, within_s: float = 10.0) -> None:
+    """No process of the run, no socket and no temporary file is left."""
+    deadline = time.monotonic() + within_s
+    while processes_below(tmp_path / "tmp") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes_below(tmp_path / "tmp")
+    assert list((tmp_path / "tmp").glob("flowrl-*")) == []
+
+
+def wait_for_step(process: "subprocess.Popen[str]", step: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(f"step {step} "):
+            return
+    raise AssertionError("the run ended early")
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_a_metrics_line_a_step_every_sample_and_the_graph(tmp_path: Path) -> None:
+    done = flowrl(tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(shown) == 3
+    assert re.match(r"step 3 loss=\S+ reward=\S+ kl=\S+ lag=\S+ tok/s=\S+", shown[-1])
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [record["step"] for record in metrics] == [1, 2, 3]
+    assert {"step", "reward", "loss", "kl", "lag", "tokens_per_s"} <= metrics[0].keys()
+    samples = lines(tmp_path / "run" / "samples.jsonl")
+    assert len(samples) == 3 * 4 * 4
+    assert {"prompt", "response", "reward", "dropped", "version"} <= samples[0].keys()
+    for name in ("graph.json", "graph.svg", "versions.json", "run.log"):
+        assert (tmp_path / "run" / name).stat().st_size > 0
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("backend", ["tiny", "hf"])
+def test_inline_and_local_runs_agree_bit_for_bit(tmp_path: Path, backend: str) -> None:
+    words = ["--backend", backend, "--kl", "0.01"]
+    assert flowrl(tmp_path, *words).returncode == 0
+    assert inline(tmp_path / "inline", *words) == 0
+    local, here = (lines(tmp_path / name / "samples.jsonl") for name in ("run", "inline"))
+    assert sorted(map(json.dumps, local)) == sorted(map(json.dumps, here))
+    assert weights(tmp_path / "run", 3) == weights(tmp_path / "inline", 3)
+
+
+def test_two_ranks_agree_with_one_to_rounding(tmp_path: Path) -> None:
+    from safetensors.torch import load
+
+    assert flowrl(tmp_path, "--train.dp", "2").returncode == 0
+    assert inline(tmp_path / "one") == 0
+    two, one = load(weights(tmp_path / "run", 3)), load(weights(tmp_path / "one", 3))
+    assert two.keys() == one.keys()
+    assert max(float((two[name] - one[name]).abs().max()) for name in one) < 1e-5
+
+
+def test_a_token_budget_and_minibatches_change_nothing_that_they_should_not(tmp_path: Path) -> None:
+    from safetensors.torch import load
+
+    assert inline(tmp_path / "whole") == 0
+    assert inline(tmp_path / "split", "--max-tokens", "20") == 0
+    whole, split = load(weights(tmp_path / "whole", 3)), load(weights(tmp_path / "split", 3))
+    assert max(float((whole[name] - split[name]).abs().max()) for name in whole) < 1e-5
+    assert inline(tmp_path / "steps", "--minibatches", "2") == 0
+
+
+def test_a_rollout_on_its_own_mesh_gets_each_version_and_lags_no_more_than_the_staleness(tmp_path: Path) -> None:
+    done = flowrl(tmp_path, "--own-mesh", "--staleness", "2", steps=8)
+    assert done.returncode == 0, done.stderr
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert all(0 <= record["lag"] <= 2 for record in metrics)
+    samples = lines(tmp_path / "run" / "samples.jsonl")
+    assert all(0 <= sample["step"] - 1 - sample["version"] <= 2 for sample in samples)
+    assert len({(s["step"], s["prompt_index"], s["sample_index"]) for s in samples}) == len(samples) == 8 * 16
+
+
+def test_staleness_zero_on_two_meshes_gives_what_one_mesh_gives(tmp_path: Path) -> None:
+    assert flowrl(tmp_path, "--own-mesh").returncode == 0
+    assert inline(tmp_path / "one") == 0
+    assert weights(tmp_path / "run", 3) == weights(tmp_path / "one", 3)
+
+
+def test_an_evaluation_is_in_the_record_of_the_step_that_made_its_version(tmp_path: Path) -> None:
+    assert inline(tmp_path / "run", "--every", "2", steps=4) == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert ["evaluate" in record for record in metrics] == [False, True, False, True]
+
+
+def test_a_resumed_run_continues_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    assert inline(tmp_path / "whole", steps=6) == 0
+    assert inline(tmp_path / "parts", steps=4) == 0
+    assert inline(tmp_path / "parts", "--resume", steps=6) == 0
+    assert weights(tmp_path / "whole", 6) == weights(tmp_path / "parts", 6)
+    assert lines(tmp_path / "whole" / "samples.jsonl") == lines(tmp_path / "parts" / "samples.jsonl")
+    steps = [record["step"] for record in lines(tmp_path / "parts" / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_folder_is_not_started_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inline(tmp_path / "run", steps=1) == 0
+    assert inline(tmp_path / "run", steps=1) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_the_inline_launcher_works_inside_a_running_event_loop(tmp_path: Path) -> None:
+    async def notebook() -> int:
+        return inline(tmp_path / "run", steps=1)
+
+    assert asyncio.run(notebook()) == 0
+
+
+def test_the_inline_launcher_refuses_several_ranks_and_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inline(tmp_path / "run", "--train.dp", "2") == 2
+    assert "--launcher local" in capsys.readouterr().err
+
+
+# --- ends -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", ["inline", "local"])
+def test_an_exception_in_a_reward_ends_the_run_with_its_own_traceback(tmp_path: Path, launcher: str) -> None:
+    done = flowrl(tmp_path, "--trouble", "raise", "--launcher", launcher)
+    assert done.returncode == 1
+    assert "node 'digits' failed (worker 'score.0'): ValueError: the sandbox is gone" in done.stderr
+    assert "graph_to_run.py" in done.stderr
+    assert 'raise ValueError("the sandbox is gone")' in done.stderr
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(("trouble", "how"), [("exit", "exit code 3"), ("kill", "SIGKILL")])
+def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path, trouble: str, how: str) -> None:
+    done = flowrl(tmp_path, "--trouble", trouble)
+    assert done.returncode == 1
+    assert "worker 'score.0' died while it owed node 'digits' of step 1" in done.stderr
+    assert how in done.stderr
+    assert_nothing_left(tmp_path)
+
+
+def test_a_killed_trainer_ends_the_run_within_ten_seconds(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for_step(process, 2)
+    [pid] = [pid for pid, words in processes_below(tmp_path / "tmp").items() if b"train.0" in words]
+    begun = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=20)
+    assert time.monotonic() - begun < 10
+    assert process.returncode == 1
+    assert "worker 'train.0' died" in output
+    assert_nothing_left(tmp_path)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(Path(GRAPH).read_text().replace('"tiny" if backend', '"nowhere/at/all" if backend'))
+    command = [*FLOWRL, "run", str(broken), "--steps", "1", "--backend", "tiny"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment(tmp_path), cwd=tmp_path
+    )
+    assert done.returncode in (1, 2)
+    assert "nowhere/at/all" in done.stderr
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("when", ["starting", "training", "hanging"])
+def test_one_signal_ends_everything(tmp_path: Path, sent: int, code: int, when: str) -> None:
+    words = ["--trouble", "hang", "--at", str(tmp_path / "now")] if when == "hanging" else ["--save-every", "1"]
+    process = start(tmp_path, *words)
+    if when == "starting":
+        time.sleep(1.0)
+    else:
+        wait_for_step(process, 2)
+    if when == "hanging":
+        (tmp_path / "now").touch()
+        time.sleep(0.5)
+    begun = time.monotonic()
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=20)
+    assert time.monotonic() - begun < 10
+    assert process.returncode == code, output
+    assert_nothing_left(tmp_path)
+    assert not list((tmp_path / "run").glob("checkpoints/*.partial"))
+
+
+def test_children_of_a_reward_go_with_the_run(tmp_path: Path) -> None:
+    assert flowrl(tmp_path, "--trouble", "child", steps=1).returncode == 0
+    assert_nothing_left(tmp_path)
+
+
+def test_killing_the_launcher_takes_every_worker_along(tmp_path: Path) -> None:
+    process = start(tmp_path, "--trouble", "child")
+    wait_for_step(process, 1)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while processes_below(tmp_path / "tmp") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes_below(tmp_path / "tmp")
+
