@@ -66,7 +66,7 @@ def label_lines(arrow: Arrow) -> tuple[tuple[str, bool], ...]:
             rows.append(column)
     if len(columns) > len(shown):
         rows[-1] += f" +{len(columns) - len(shown)}"
-    notes = (f"bound {arrow.bound}",) if arrow.kind == "gate" and arrow.bound else arrow.notes if columns else ()
+    notes = tuple(note for note in arrow.notes if note != arrow.rate) if arrow.kind == "gate" else arrow.notes if columns else ()
     return (*((row, True) for row in rows), *((clip(note, 40), False) for note in notes))
 
 

@@ -64,7 +64,8 @@ class Arrow:
     @property
     def notes(self) -> tuple[str, ...]:
         """What its label says beside the columns."""
-        return tuple(note for note in (self.rate, f"bound {self.bound}" if self.bound else "") if note)
+        bound = f"bound {self.bound.removeprefix('<= ')}" if self.bound else ""
+        return tuple(note for note in (self.rate, bound) if note)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

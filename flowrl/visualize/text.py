@@ -16,6 +16,7 @@ A graph with more rails than fit has none, and lists instead what each node read
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from .fold import fold, generations, rows_digraph
@@ -137,7 +138,8 @@ def _body(scene: Scene, width: int) -> list[str]:
         lines.append(back.mark(_columns(name, where, widest + 22 if railed else 30, room), room, row, first=True))
         indent = _pad(rest, cells(head) + 3) if railed else "    "
         for line in _texts(box, scene.arrows, titles):
-            lines.append(back.mark(_fit(f"{indent}{line}", room), room, row, first=False))
+            parts = textwrap.wrap(line, max(room - cells(indent), 20), subsequent_indent="  ", break_long_words=False)
+            lines += [back.mark(_fit(f"{indent}{part}", room), room, row, first=False) for part in parts]
     return lines
 
 
