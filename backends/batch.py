@@ -15,6 +15,8 @@ from flowrl.errors import NodeError
 from flowrl.rows import Ragged, Rows
 
 Indices = NDArray[np.int64]
+SHARED_SHARE = 0.8
+"""A second, shorter pass over a model has a cost of its own."""
 
 
 def micro_batches(lengths: Indices, max_tokens: int | None) -> list[list[int]]:
@@ -38,6 +40,22 @@ def micro_batches(lengths: Indices, max_tokens: int | None) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedPrompts:
+    """Rows whose prompts are read once for all rows that have them."""
+
+    prompts: Tensor
+    """[prompts, tokens] int64, no two equal, padded with 0 on the right."""
+    lengths: Tensor
+    """[prompts] int64 real tokens."""
+    prompt_of: Tensor
+    """[rows] int64: each row's prompt."""
+    responses: Tensor
+    """[rows, longest response - 1] int64, padded with 0 on the right; the last token of all predicts nothing."""
+    padded: bool
+    """Whether prompts are of unequal lengths."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """The rows of one forward pass, and the response tokens that are wanted of them."""
 
@@ -54,6 +72,8 @@ class Batch:
     """[wanted] int64: its id."""
     mask: Tensor
     """[rows, longest response] bool: true at the wanted tokens."""
+    shared: SharedPrompts | None = None
+    """The same rows with each prompt once, when that leaves much less to compute."""
 
     def grid(self, values: Tensor) -> Tensor:
         """[rows, longest response] with the wanted tokens' values ([wanted]) in place and 0 elsewhere."""
@@ -117,13 +137,16 @@ def packed(column: Ragged) -> NDArray[Any]:
     return column.values[column.offsets[0] : column.offsets[-1]]
 
 
-def make_batch(rows: Rows, device: torch.device, wanted: NDArray[np.bool_] | None = None) -> Batch:
+def make_batch(
+    rows: Rows, device: torch.device, wanted: NDArray[np.bool_] | None = None, *, share: bool = False
+) -> Batch:
     """Pad rows into a batch.
 
     Args:
         rows: ``prompt_ids`` and ``response_ids``.
         device: where the tensors go.
         wanted: [all response tokens] which of them; None wants all.
+        share: whether a network is to read it that can read shared prompts.
     """
     before, after = rows["prompt_ids"].lengths, rows["response_ids"].lengths
     ids = sequences(rows)
@@ -137,7 +160,35 @@ def make_batch(rows: Rows, device: torch.device, wanted: NDArray[np.bool_] | Non
     mask[row, token] = True
     ids = np.ascontiguousarray(ids[:, : position.max(initial=0)])
     tensors = [torch.from_numpy(array).to(device) for array in (ids, row, token, position - 1, target, mask)]
-    return Batch(rows, *tensors)
+    shared = _share(rows, int(token.max(initial=0)), ids.size, device) if share else None
+    padded, row_at, token_at, before_at, target_at, mask_at = tensors
+    return Batch(rows, padded, row_at, token_at, before_at, target_at, mask_at, shared)
+
+
+def _share(rows: Rows, num_tokens: int, whole: int, device: torch.device) -> SharedPrompts | None:
+    """Read each prompt once, if that leaves at most `SHARED_SHARE` of `whole` padded tokens.
+
+    Args:
+        num_tokens: response tokens that are read; the last wanted one is only predicted.
+    """
+    prompt: Ragged = rows["prompt_ids"]
+    response: Ragged = rows["response_ids"]
+    number: dict[bytes, int] = {}
+    prompt_of = [number.setdefault(ids.tobytes(), len(number)) for ids in prompt]
+    first = [prompt_of.index(one) for one in range(len(number))] if len(number) < len(rows) else []
+    lengths = prompt.lengths[first]
+    longest = int(lengths.max(initial=0))
+    if not first or len(first) * longest + len(rows) * num_tokens > SHARED_SHARE * whole:
+        return None
+    prompts = np.zeros((len(first), longest), np.int64)
+    prompts[grid_of(lengths)] = packed(prompt.take(first))
+    row, token = grid_of(response.lengths)
+    read = token < num_tokens
+    responses = np.zeros((len(rows), num_tokens), np.int64)
+    responses[row[read], token[read]] = packed(response)[read]
+    arrays = (prompts, lengths, np.array(prompt_of), responses)
+    read_once, real, owner, own = (torch.from_numpy(array).to(device) for array in arrays)
+    return SharedPrompts(read_once, real, owner, own, padded=bool(lengths.min() < longest))
 
 
 def check_prompts(rows: Rows) -> None:

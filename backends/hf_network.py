@@ -18,6 +18,8 @@ from transformers.cache_utils import DynamicLayer
 from flowrl.errors import BackendError
 from flowrl.model import Head
 
+from .batch import SharedPrompts
+from .hf_cache import HFDecoder, PrefixLayer, RoomyLayer
 from .hf_source import describe
 
 
@@ -60,8 +62,10 @@ class HFNetwork:
         # transformers renamed the parameter within version 5
         parameters = inspect.signature(self._base.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        # whether every layer attends to all that came before, by one ready-made mask
         layers = DynamicCache(config=self._config).layers
-        self._plain_cache = self._config._attn_implementation == "sdpa" and all(type(x) is DynamicLayer for x in layers)
+        plain = all(type(layer) is DynamicLayer for layer in layers)
+        self.shares_prompts = plain and self._config._attn_implementation == "sdpa"
         self.cache_bytes = _cache_bytes(self._config, next(module.parameters()).element_size())
         if head == "lm":
             self._output: Any = self._any.get_output_embeddings()
@@ -76,6 +80,24 @@ class HFNetwork:
         """[wanted, width]. Padding stands on the right, where the causal mask hides it; no mask or positions needed."""
         hidden: Tensor = self._base(input_ids=ids, use_cache=False)[0]
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows * ids.shape[1] + positions)
+
+    def shared_states(self, shared: SharedPrompts, rows: Tensor, tokens: Tensor) -> Tensor:
+        """[wanted, width]. Gradients flow back through the keys and values of a prompt from each of its rows."""
+        cache: Any = DynamicCache(config=self._config)
+        cache.layers = [PrefixLayer(shared.prompt_of) for _ in range(self._config.num_hidden_layers)]
+        num_prompts, longest = shared.prompts.shape
+        num_tokens = shared.responses.shape[1]
+        columns = torch.arange(max(longest, num_tokens), device=rows.device)
+        prompts = self.read(shared.prompts, columns[None, :longest], None, cache)
+        last = torch.arange(num_prompts, device=rows.device) * longest + shared.lengths - 1
+        states = prompts.reshape(num_prompts * longest, -1).index_select(0, last.index_select(0, shared.prompt_of))
+        if not num_tokens:
+            return states.index_select(0, rows)
+        start = shared.lengths.index_select(0, shared.prompt_of)[:, None] if shared.padded else longest
+        mask = self._after_prompts(shared, columns)
+        responses = self.read(shared.responses, columns[None, :num_tokens] + start, mask, cache)
+        states = torch.cat([states[:, None], responses], 1)  # by the response token that each one predicts
+        return states.reshape(-1, states.shape[-1]).index_select(0, rows * (num_tokens + 1) + tokens)
 
     def logits(self, states: Tensor) -> Tensor:
         """[wanted, vocabulary]."""
@@ -102,16 +124,21 @@ class HFNetwork:
         return hidden
 
     def new_cache(self, num_new: int) -> Any:
-        """An empty cache, and whether its layers take ready-made masks."""
+        """An empty cache."""
         cache = DynamicCache(config=self._config)
-        if self._plain_cache:
+        if self.shares_prompts:
             cache.layers = [RoomyLayer(num_new) for _ in range(self._config.num_hidden_layers)]
         return cache
 
-    @property
-    def plain_cache(self) -> bool:
-        """Whether every layer attends to everything before it, by one mask."""
-        return self._plain_cache
+    def _after_prompts(self, shared: SharedPrompts, columns: Tensor) -> Tensor:
+        """[rows or 1, 1, response tokens, prompt and response tokens] bool: the row's prompt, and what came before."""
+        longest, num_tokens = shared.prompts.shape[1], shared.responses.shape[1]
+        before = columns[:num_tokens] <= columns[:num_tokens, None]
+        if not shared.padded:
+            return torch.nn.functional.pad(before, (longest, 0), value=True)[None, None]
+        prompt = (columns[:longest] < shared.lengths[:, None]).index_select(0, shared.prompt_of)
+        shape = (len(prompt), 1, num_tokens)
+        return torch.cat([prompt[:, None, None].expand(*shape, longest), before.expand(*shape, num_tokens)], -1)
 
     @torch.inference_mode()
     def _check_logits(self) -> None:
@@ -126,100 +153,6 @@ class HFNetwork:
                 found=f"a difference of {float((found - wanted).abs().max()):.3g}",
                 wanted="logits = head(states), scaled or soft-capped",
             )
-
-
-class HFDecoder:
-    """See `network.Decoder`: prompts are padded on the left, under explicit positions and masks."""
-
-    def __init__(self, network: HFNetwork, ids: Tensor, lengths: Tensor, num_samples: int, num_new: int) -> None:
-        self._network = network
-        self._length = ids.shape[1]
-        self._cache: Any = network.new_cache(num_new)
-        padding = self._length - lengths
-        padded = bool(padding.any())
-        columns = torch.arange(self._length, device=ids.device)
-        self._positions = (columns - padding[:, None]).clamp(min=0) if padded else columns[None]
-        self._real = columns >= padding[:, None] if padded else None
-        hidden = network.read(ids, self._positions, self._prompt_mask(), self._cache)
-        self.logits = network.logits(hidden[:, -1]).repeat_interleave(num_samples, 0)
-        self._cache.batch_repeat_interleave(num_samples)
-        self._positions = self._positions[:, -1:] + 1
-        if self._real is not None:
-            self._positions = self._positions.repeat_interleave(num_samples, 0)
-            more = self._real.new_ones(len(ids), num_new)
-            self._real = torch.cat([self._real, more], 1).repeat_interleave(num_samples, 0)
-
-    def advance(self, ids: Tensor) -> None:
-        """Append one id a row."""
-        self._length += 1
-        hidden = self._network.read(ids[:, None], self._positions, self._next_mask(), self._cache)
-        self.logits = self._network.logits(hidden[:, -1])
-        self._positions = self._positions + 1
-
-    def select(self, rows: Tensor) -> None:
-        """Keep some rows."""
-        self._cache.batch_select_indices(rows)
-        if self._real is not None:
-            self._real, self._positions = self._real[rows], self._positions[rows]
-
-    def _prompt_mask(self) -> Tensor | None:
-        """[prompts, 1, tokens, tokens] where each token sees itself (so that no padding is without sight, and nan) and
-        the real ones before it; or [prompts, tokens] for the model to make its own of."""
-        if self._real is None or not self._network.plain_cache:
-            return self._real
-        square = torch.ones(self._length, self._length, dtype=torch.bool, device=self._real.device)
-        itself = torch.eye(self._length, dtype=torch.bool, device=self._real.device)
-        return (square.tril() & self._real[:, None, None, :]) | itself
-
-    def _next_mask(self) -> Tensor | None:
-        if self._real is None:
-            return None
-        seen = self._real[:, : self._length]
-        return seen[:, None, None, :] if self._network.plain_cache else seen
-
-
-class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A cache layer with room for all that will be appended: a step writes in place where its parent copies it all."""
-
-    def __init__(self, num_new: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._num_new = num_new
-        self._length = 0
-        self._room: tuple[Tensor, Tensor] | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append [rows, heads, tokens, width]; all keys and values."""
-        start, self._length = self._length, self._length + key_states.shape[-2]
-        if self._room is None:
-            self.device, self.dtype = key_states.device, key_states.dtype
-            self.keys, self.values, self.is_initialized = key_states, value_states, True
-        else:
-            keys, values = self._room
-            keys[:, :, start : self._length] = key_states
-            values[:, :, start : self._length] = value_states
-            self.keys, self.values = keys[:, :, : self._length], values[:, :, : self._length]
-        return self.keys, self.values
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row, and make room."""
-        assert self.keys is not None
-        assert self.values is not None
-        self._room = self._roomy(self.keys, repeats), self._roomy(self.values, repeats)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows."""
-        assert self._room is not None
-        self._room = (self._room[0].index_select(0, indices), self._room[1].index_select(0, indices))
-
-    def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
-        """Tokens so far."""
-        return self._length
-
-    def _roomy(self, part: Tensor, repeats: int) -> Tensor:
-        rows, heads, length, width = part.shape
-        room = part.new_empty(rows, repeats, heads, length + self._num_new, width)
-        room[:, :, :, :length] = part[:, None]
-        return room.view(rows * repeats, heads, length + self._num_new, width)
 
 
 def _cache_bytes(config: Any, element_size: int) -> int:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from flowrl.model import Head
 
+from .batch import SharedPrompts
+
 
 class Decoder(Protocol):
     """Sequences that grow by one token at a time, under one batch of memory (a KV cache)."""
@@ -33,6 +35,8 @@ class Network(Protocol):
     """Ids below it may be sampled; logits are no wider."""
     max_length: int | None
     """Longest sequence in tokens; None when it has no limit."""
+    shares_prompts: bool
+    """Whether it has `shared_states`: a prompt is read once, whatever the number of its rows."""
     cache_bytes: int
     """That one token of one row holds in a decoder."""
 
@@ -46,6 +50,15 @@ class Network(Protocol):
 
         Returns:
             [wanted, width].
+        """
+        ...
+
+    def shared_states(self, shared: SharedPrompts, rows: Tensor, tokens: Tensor) -> Tensor:
+        """As `states`, with each prompt read once; only asked for when `shares_prompts`.
+
+        Args:
+            rows: [wanted] int64, with
+            tokens: [wanted] int64: which response tokens' predecessors are wanted.
         """
         ...
 

@@ -18,6 +18,7 @@ from flowrl.backend import ModelFacts, Ranks
 from flowrl.model import Head, Model
 from flowrl.seeds import mix
 
+from .batch import SharedPrompts
 from .tiny_source import BOS, CONFIG_FILE, VOCAB_SIZE, TinyTokenizer, describe, find_folder
 from .torch_backend import TorchBackend
 
@@ -45,6 +46,7 @@ class TinyNetwork:
 
     vocab_size = VOCAB_SIZE
     max_length: int | None = None
+    shares_prompts = False
     cache_bytes = 16
 
     def __init__(self, module: TinyModule, head: Head) -> None:
@@ -56,6 +58,10 @@ class TinyNetwork:
         """[wanted, 2] int64."""
         before = torch.where(positions > 0, ids[rows, (positions - 1).clamp(min=0)], BOS)
         return torch.stack([ids[rows, positions], before], 1)
+
+    def shared_states(self, shared: SharedPrompts, rows: Tensor, tokens: Tensor) -> Tensor:
+        """There is nothing in a prompt to share."""
+        raise NotImplementedError
 
     def logits(self, states: Tensor) -> Tensor:
         """[wanted, vocabulary]."""

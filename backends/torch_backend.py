@@ -94,7 +94,7 @@ class TorchBackend:
         for part in micro_batches(_lengths(trained), max_tokens):
             some = trained.take(part)
             wanted = packed(mask_of(some)).astype(np.bool_)
-            batch = make_batch(some, self._device, wanted)
+            batch = make_batch(some, self._device, wanted, share=self.network.shares_prompts)
             tokens += int(wanted.sum())
             for name, total in self._backward(batch, loss, temperature).items():
                 sums[name] = sums[name] + total if name in sums else total
@@ -181,22 +181,20 @@ class TorchBackend:
 
     def _forward(self, rows: Rows, outputs: Sequence[Output], temperature: float) -> dict[str, np.ndarray[Any, Any]]:
         """Each output of some rows as one packed float32 array."""
-        batch = make_batch(rows, self._device)
+        batch = make_batch(rows, self._device, share=self.network.shares_prompts)
         found: dict[str, Tensor] = {}
         if "scores" in outputs:
             last = torch.from_numpy(_lengths(rows) - 1).to(self._device)
             ids = torch.from_numpy(sequences(rows)).to(self._device)
             found["scores"] = self.network.values(self.network.states(ids, torch.arange(len(rows)).to(last), last))
         elif len(batch.target):
-            states = self.network.states(batch.ids, batch.row, batch.position)
-            found = self._read(states, batch.target, temperature)
+            found = self._read(self._states(batch), batch.target, temperature)
         empty = torch.zeros(0)
         return {name: found.get(name, empty).float().cpu().numpy() for name in outputs}
 
     def _backward(self, batch: Batch, loss: Loss, temperature: float) -> dict[str, Tensor]:
         """Add one micro-batch's gradient; sums of its metrics, each name with its weight under ``name/weight``."""
-        states = self.network.states(batch.ids, batch.row, batch.position)
-        found = self._read(states, batch.target, temperature, entropy="entropy" in loss.reads)
+        found = self._read(self._states(batch), batch.target, temperature, entropy="entropy" in loss.reads)
         dtype = next(iter(found.values())).dtype
         columns = {
             name: batch.grid(found[name]) if name in TRAINED else batch.column(name, dtype)
@@ -216,6 +214,12 @@ class TorchBackend:
             for name, (total, count) in metrics.items():
                 sums[name], sums[f"{name}/weight"] = total, count
         return sums
+
+    def _states(self, batch: Batch) -> Tensor:
+        """[wanted, width] states that predict the wanted tokens."""
+        if batch.shared is None:
+            return self.network.states(batch.ids, batch.row, batch.position)
+        return self.network.shared_states(batch.shared, batch.row, batch.token)
 
     def _read(
         self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flowrl.backends import batch as batch_module
 from flowrl.backends import torch_backend
 from flowrl.backends.batch import micro_batches
 from flowrl.backends.hf import HFBackend
@@ -51,6 +52,8 @@ def broken(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return logprobs * old_logprobs
 
 
+EXACT = {"gpt2": 1e-12, "llama": 1e-5}
+"""Of gradients in float64; transformers computes the norms and angles of a Llama in float32 always."""
 POLICY = clipped() + 0.01 * uncertain()
 
 
@@ -142,19 +145,46 @@ def test_gradients_do_not_depend_on_micro_batches_order_or_padding(
     whole = backend.backward(rows, POLICY, 0.8, None)
     wanted = gradients(backend)
     assert sum(float(one.abs().sum()) for one in wanted.values()) > 0.1
-    for max_tokens, order, logits in ((1, range(8), 1 << 26), (40, range(8), 1), (None, [5, 3, 7, 1, 0, 2, 4, 6], 160)):
+    mixed = [5, 3, 7, 1, 0, 2, 4, 6]
+    for max_tokens, order, logits, share in (
+        (1, range(8), 1 << 26, 0), (40, range(8), 1, 9), (None, mixed, 160, 9), (None, mixed, 160, 0), (60, mixed, 1, 9)
+    ):  # fmt: skip
         monkeypatch.setattr(torch_backend, "LOGITS_NUMBERS", logits)
+        monkeypatch.setattr(batch_module, "SHARED_SHARE", share)
         backend.network.module.zero_grad()
         metrics = backend.backward(rows.take(list(order)), POLICY, 0.8, max_tokens)
         for gradient_name, gradient in gradients(backend).items():
-            torch.testing.assert_close(gradient, wanted[gradient_name], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(gradient, wanted[gradient_name], rtol=EXACT[name], atol=EXACT[name])
         assert metrics.keys() == whole.keys()
         for metric, value in metrics.items():
-            assert tuple(value) == pytest.approx(tuple(whole[metric]), rel=1e-9)
+            assert tuple(value) == pytest.approx(tuple(whole[metric]), rel=1e3 * EXACT[name])
 
 
-def test_a_gradient_is_the_one_that_torch_finds_without_flowrl(make_backend: MakeBackend, sampled: Sampled) -> None:
-    backend = make_backend(double=True)
+def test_a_prompt_that_rows_share_is_read_once(
+    make_backend: MakeBackend, sampled: Sampled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_backend()
+    for texts in (["12345678>", "87654321>"], ["1234567>", "87654321>"]):  # of one length, and not
+        rows = sampled(backend, texts, n=8, ignore_eos=True)
+        seen: list[int] = []
+        hook = backend.network.module.get_input_embeddings().register_forward_hook(
+            lambda module, args, output, seen=seen: seen.append(args[0].numel())
+        )
+        shared = backend.forward(rows, ["logprobs"], 1.0)["logprobs"].values
+        assert seen == [2 * 10, 16 * 5]
+        monkeypatch.setattr(batch_module, "SHARED_SHARE", 0)
+        whole = backend.forward(rows, ["logprobs"], 1.0)["logprobs"].values
+        assert seen[2:] == [16 * 15]
+        hook.remove()
+        monkeypatch.undo()
+        np.testing.assert_allclose(shared, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_gradient_is_the_one_that_torch_finds_without_flowrl(
+    name: str, make_backend: MakeBackend, sampled: Sampled
+) -> None:
+    backend = make_backend(name, double=True)
     rows = sampled(backend, TEXTS)
     backend.backward(rows, POLICY, 0.7, None)
     found = gradients(backend)
@@ -170,8 +200,8 @@ def test_a_gradient_is_the_one_that_torch_finds_without_flowrl(make_backend: Mak
         total = total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
         total = total + 0.01 * (logprobs.exp() * logprobs).sum()
     total.backward()
-    for name, gradient in gradients(backend).items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-11)
+    for parameter, gradient in gradients(backend).items():
+        torch.testing.assert_close(found[parameter], gradient, rtol=EXACT[name], atol=10 * EXACT[name])
 
 
 def test_what_is_masked_reaches_neither_loss_nor_gradient(make_backend: MakeBackend, sampled: Sampled) -> None:
