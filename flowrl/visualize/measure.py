@@ -66,7 +66,8 @@ def label_lines(arrow: Arrow) -> tuple[tuple[str, bool], ...]:
             rows.append(column)
     if len(columns) > len(shown):
         rows[-1] += f" +{len(columns) - len(shown)}"
-    notes = tuple(note for note in arrow.notes if note != arrow.rate) if arrow.kind == "gate" else arrow.notes if columns else ()
+    # A gate's dots say what it is; only its bound is worth a label.
+    notes = [note for note in arrow.notes if arrow.kind != "gate" or note != arrow.rate]
     return (*((row, True) for row in rows), *((clip(note, 40), False) for note in notes))
 
 
