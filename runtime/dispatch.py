@@ -26,9 +26,9 @@ from flowrl.graph import UpdateSpec
 from flowrl.rows import Key
 
 from .evaluations import Evaluations
-from .events import Action, Warn
+from .events import Action, Firing, Warn
 from .ledger import Ledger
-from .orders import Orders, reasons
+from .orders import MAX_QUEUED, Orders, reasons
 from .plan import Plan, Stage
 from .progress import Share, StageProgress, StepRows, parts
 from .saves import Saves
@@ -96,6 +96,11 @@ class Dispatch:
         for update in self._updates:
             self.rounds.pop((update, step.number), None)
 
+    def round_of(self, firing: Firing, worker: str) -> tuple[UpdateRound, int]:
+        """The round that a pass or a step belongs to, and its rank."""
+        workers = self.plan.pools[self.plan.stages[firing.node].pool].workers
+        return self.rounds[firing.node, firing.step], workers.index(worker)
+
     # --- one for each kind of stage
 
     def _prompts(self, step: StepRows, progress: StageProgress) -> None:
@@ -114,19 +119,18 @@ class Dispatch:
         for share, worker in self._shares_to_fire(step, progress):
             progress.fired.add(share.rank)
             version = self.weights.served(stage)
-            self.ledgers[stage.name].issue(step.number, share.samples, version)
+            self.ledgers[stage.name].issue(step.number, share.samples, self.weights.age(stage))
             self._fire(worker, step, progress, "rollout", share.prompts, missing=len(share.samples), version=version)
 
     def _may_sample(self, stage: Stage, step: int) -> bool:
         """Admission: both the trainer's version and the one that the rollout's ranks hold are new enough."""
-        ledger, weights = self.ledgers[stage.name], self.weights
-        return ledger.admits(step, min(weights.clock(stage.space), weights.served(stage))) and weights.at_rest(stage)
+        return self.ledgers[stage.name].admits(step, self.weights.age(stage)) and self.weights.at_rest(stage)
 
     def _forward(self, step: StepRows, progress: StageProgress) -> None:
         if not progress.ready:
             return
-        version = self.weights.versions.get(self.plan.model_of(progress.stage.name), 0)
-        if self.plan.model_of(progress.stage.name) in self.weights.home and version != step.number:
+        version = self.weights.served(progress.stage)
+        if self.plan.model_of(progress.stage.name) in self.weights.versions and version != step.number:
             return  # an earlier step trains first
         for share, worker in self._shares_to_fire(step, progress):
             if share.rows <= progress.settled:
@@ -155,7 +159,7 @@ class Dispatch:
         update.gather()
         for each in list(update.waiting):
             worker = self.plan.pools[stage.pool].workers[each.rank]
-            if self.orders.has_room(worker):
+            if update.running[each.rank] < MAX_QUEUED:  # whatever else it holds: nothing else may hold up training
                 update.begin_pass(each)
                 progress.ready.difference_update(each.keys)
                 self._fire(worker, step, progress, "backward", each.keys, version=version, missing=0)

@@ -13,7 +13,7 @@ from flowrl.graph import EvaluateSpec
 from flowrl.rows import Key
 
 from .course import Course, Options
-from .events import Block, Firing
+from .events import Block, Firing, Warn
 from .orders import Orders
 from .plan import Plan, Stage
 from .progress import StepRows, parts
@@ -65,8 +65,11 @@ class Evaluations:
             self.orders.free([block])
 
     def after_prompts(self, firing: Firing) -> None:
-        """All have come."""
+        """All have come; without any, there is nothing to evaluate on."""
         self._complete.add(firing.node)
+        if not self._held[firing.node].blocks:
+            self.stages = [stage for stage in self.stages if stage.waits_for[0] != firing.node]
+            self.orders.commands.append(Warn(f"node '{firing.node}' has no prompts: nothing is evaluated on them"))
 
     def free(self) -> None:
         """The run is over."""

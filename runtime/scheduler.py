@@ -5,8 +5,8 @@ Invariants:
 * A prompt of step s starts only if ``s <= version + staleness`` (`Ledger.admits`); prompts are read one step further
   ahead. So at most ``staleness + 2`` steps are in memory, whatever the speed of any node: the bound of every queue.
 * A row passes a stage once: what arrives again, or under an attempt that was given up, is ignored and counted.
-* On one worker, firings run in the order of their commands; a worker holds at most `MAX_QUEUED` of them, but for those
-  that all ranks of a mesh do together.
+* On one worker, firings run in the order of their commands; a worker holds at most `MAX_QUEUED` of them, as many passes
+  of each update, and what all ranks of a mesh do together.
 * Weights change only once nothing reads their version any more (`Dispatch`).
 * At staleness 0 which rows share a firing of a model, on which rank and in which order, is a function of the keys.
 
@@ -43,7 +43,7 @@ from .intake import Intake
 from .ledger import Ledger, Totals
 from .orders import MAX_ATTEMPTS, MAX_QUEUED, Lease, Orders
 from .plan import Plan, Stage
-from .progress import StageProgress, StepRows, by_reason
+from .progress import StepRows, by_reason
 from .saves import Saves
 from .step_metrics import StepMetrics
 from .weights import Weights
@@ -228,7 +228,7 @@ class Scheduler:
         if self._orders.again(lease, problem, version):
             if firing.action == "rollout":
                 samples = self.steps[firing.step].samples(firing.node, firing.keys)
-                self.ledgers[firing.node].reissue(firing.step, list(samples), version)
+                self.ledgers[firing.node].reissue(firing.step, list(samples), self._weights.age(stage))
             return
         parts = {"type": error, "problem": problem, "found": f"attempt {firing.attempt}"}
         self._halt("failed", {**parts, "node": firing.node, "worker": lease.worker})
@@ -265,20 +265,18 @@ class Scheduler:
                 if error := self._intake.too_many_failures(progress, step.number):
                     self._halt("failed", error)
             case "backward":
-                self._dispatch.rounds[firing.node, step.number].end_pass(event.metrics)
+                update, rank = self._dispatch.round_of(firing, event.worker)
+                update.end_pass(rank, event.metrics)
             case "step":
-                self._after_step(step, progress)
+                update, rank = self._dispatch.round_of(firing, event.worker)
+                update.end_step(rank)
+                if update.finished:
+                    progress.done = progress.settled - progress.dead.keys()
+                    self._weights.publish(self.plan.model_of(firing.node), firing.version)
             case "record":
                 progress.done = progress.settled - progress.dead.keys()
             case _:
                 pass
-
-    def _after_step(self, step: StepRows, progress: StageProgress) -> None:
-        update = self._dispatch.rounds[progress.stage.name, step.number]
-        update.end_step()
-        if update.finished:
-            progress.done = progress.settled - progress.dead.keys()
-            self._weights.publish(self.plan.model_of(progress.stage.name), step.number + 1)
 
     # --- going on
 

@@ -50,8 +50,8 @@ class UpdateRound:
         """Optimizer steps that ended."""
         self.waiting: list[Pass] = []
         """Passes whose rows have all come and that no rank was given yet."""
-        self.running = 0
-        """Passes, or ranks of a step, that have not ended."""
+        self.running = [0] * num_ranks
+        """By rank: passes, or a step, that have not ended."""
         self.stepping = False
         self._sums = {"tokens": 0.0, "rows": 0.0}
         self._shares = self._split(0)
@@ -80,11 +80,11 @@ class UpdateRound:
     def begin_pass(self, each: Pass) -> None:
         """A rank was given a pass."""
         self.waiting.remove(each)
-        self.running += 1
+        self.running[each.rank] += 1
 
     def step_due(self) -> bool:
         """Whether every pass of the mini-batch has ended and the optimizer has not stepped yet."""
-        return not (self.finished or self.stepping or self.running or self.waiting or any(self._shares))
+        return not (self.finished or self.stepping or any(self.running) or self.waiting or any(self._shares))
 
     def sums(self) -> dict[str, float]:
         """Trained tokens and rows of the mini-batch over all ranks."""
@@ -93,18 +93,18 @@ class UpdateRound:
     def begin_step(self) -> None:
         """Every rank was told to step."""
         self.stepping = True
-        self.running = self.num_ranks
+        self.running = [1] * self.num_ranks
 
-    def end_pass(self, metrics: dict[str, Sum]) -> None:
+    def end_pass(self, rank: int, metrics: dict[str, Sum]) -> None:
         """A pass ended with these sums."""
-        self.running -= 1
+        self.running[rank] -= 1
         for name in self._sums:
             self._sums[name] += metrics[name][0] if name in metrics else 0.0
 
-    def end_step(self) -> None:
+    def end_step(self, rank: int) -> None:
         """A rank has stepped; after the last one the next mini-batch begins."""
-        self.running -= 1
-        if self.running:
+        self.running[rank] -= 1
+        if any(self.running):
             return
         self.stepping = False
         self.steps_done += 1

@@ -1,8 +1,8 @@
 """Versions of trained models: who has which, and how a new one comes to rollouts on other meshes.
 
-Two rules keep a version's number true. While the optimizer of a model is between two versions (`Weights.changing`),
-nothing that reads the model is fired on its mesh. And on one worker firings run in order: what is fired after an import
-reads what it brought.
+Two rules keep a version's number true: while the optimizer of a model is between two versions (`Weights.changing`),
+nothing that reads the model is fired on its mesh; and on one worker firings run in order, so that what is fired after an
+import reads what it brought.
 """
 
 from __future__ import annotations
@@ -43,11 +43,16 @@ class Weights:
         return min(map(self.versions.__getitem__, self._clocks[space]), default=self.course.closed)
 
     def served(self, stage: Stage) -> int:
-        """The version of the weights that a rollout's ranks hold."""
+        """The version of the weights that a stage's ranks hold; a model that nothing trains stays at 0."""
         model = self.plan.model_of(stage.name)
         if (model, stage.pool) in self.replicas:
             return self.replicas[model, stage.pool]
-        return self.versions.get(model, self.clock(stage.space))
+        return self.versions.get(model, 0)
+
+    def age(self, stage: Stage) -> int:
+        """The version that decides the lag of a rollout's samples: its ranks', or the clock's if nothing trains them."""
+        trained = self.plan.model_of(stage.name) in self.versions
+        return min(self.served(stage), self.clock(stage.space)) if trained else self.clock(stage.space)
 
     def at_rest(self, stage: Stage) -> bool:
         """Whether the weights that a stage reads are those of a version, and stay so for what is fired now."""

@@ -27,6 +27,7 @@ from flowrl.runtime.events import (
     Tick,
     Warn,
 )
+from flowrl.runtime.orders import RETRIABLE
 from flowrl.runtime.plan import Plan
 from flowrl.runtime.scheduler import Options, Scheduler
 
@@ -45,7 +46,9 @@ class Faults:
     repeat: float = 0.0
     """An event comes twice."""
     lose: float = 0.0
-    """An event of a firing that can be fired again is lost, at its first attempt."""
+    """An event of a firing that can be fired again is lost, and what would follow it."""
+    lost_attempts: int = 1
+    """Attempts of a firing that this happens to."""
     late: float = 0.0
     """A lost event comes after all, much later."""
     untrained: float = 0.0
@@ -114,7 +117,7 @@ class World:
         raise AssertionError(f"the run does not end: {self.describe()}")
 
     def _owed(self) -> bool:
-        return self.faults.lose > 0 and bool(self.scheduler.queued())
+        return self.faults.lose > 0 and bool(self.scheduler.queued())  # answers that never come
 
     def _say(self, event: Event) -> None:
         if isinstance(event, Produced | Finished) and self.chance.random() < self.faults.repeat:
@@ -157,16 +160,16 @@ class World:
             assert each.rows is None or max(each.rows) < len(block.keys)
             assert set(each.columns) <= set(block.columns) or firing.action == "import", (each, block)
         self.firings.append((worker, firing))
-        answers = self._answer(worker, firing)
-        for event in answers:
-            losable = firing.action in ("prompts", "rollout", "forward", "function", "filter", "evaluate")
-            if losable and firing.attempt == 1 and self.chance.random() < self.faults.lose:
-                if self.chance.random() < self.faults.late:
-                    self.held_back.append(event)
-                elif isinstance(event, Produced) and event.block:
-                    del self.live[worker, event.block.number]  # nobody hears of it
-            else:
+        lossy = firing.action in RETRIABLE and firing.attempt <= self.faults.lost_attempts
+        lost = False
+        for event in self._answer(worker, firing):
+            lost = lost or (lossy and self.chance.random() < self.faults.lose)  # and then all that follows of it
+            if not lost:
                 self.queues[worker].append(event)
+            elif self.chance.random() < self.faults.late:
+                self.held_back.append(event)
+            elif isinstance(event, Produced) and event.block:
+                del self.live[worker, event.block.number]  # nobody hears of it
 
     # --- answering
 
