@@ -6,115 +6,259 @@ Nothing is broadcast, cast from text, or replaced.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowrl.errors import ResultError
-from flowrl.graph import FunctionSpec, Node
+from flowrl.graph import FilterSpec, Node
 from flowrl.rows import Column, Key, Ragged
 
-NUMBERS = frozenset({"scores", "advantages", "rewards", "returns", "values", "old_logprobs", "ref_logprobs"})
-"""Columns whose values must be finite numbers: one a row, or one a token."""
+from .timeout import function_name
+
+NUMBERS: Mapping[str, str] = {
+    "scores": "float32",
+    "advantages": "float32",
+    "rewards": "float32",
+    "returns": "float32",
+    "values": "float32",
+    "old_logprobs": "float32",
+    "ref_logprobs": "float32",
+    "mask": "bool",
+}
+"""Columns whose values must be finite numbers, with their type: one a token, or (but for the mask) one a row."""
+PER_TOKEN = frozenset({"response_ids", "logprobs", "versions", *NUMBERS}) - {"scores"}
+"""Columns that have a value a response token, when they are ragged."""
+LARGEST = float(np.finfo(np.float32).max)
+"""A larger float would be infinite in its column."""
+MAX_SHOWN = 80
+"""Characters of a value in an error."""
+
+Values = list[Any]
+"""One value a row: numbers, 1-D arrays, or plain Python values."""
 
 
-def check_row(node: Node, result: Any, key: Key) -> list[list[Any]]:
-    """What one call for one row gave: a list of one value for each output."""
-    if len(node.outputs) == 1:
-        return [[_value(node, node.outputs[0], result, key)]]
-    if not isinstance(result, tuple) or len(result) != len(node.outputs):
-        raise _wrong(node, repr(result), f"a tuple of {len(node.outputs)}: {', '.join(node.outputs)}")
-    return [[_value(node, name, value, key)] for name, value in zip(node.outputs, result, strict=True)]
+def response_lengths(node: Node, columns: Mapping[str, Column]) -> NDArray[np.int64] | None:
+    """[rows] response tokens, from any column that a function reads which has a value a response token."""
+    names = {binding.parameter: binding.column for binding in node.bindings}
+    for parameter, column in columns.items():
+        if isinstance(column, Ragged) and names.get(parameter, parameter) in PER_TOKEN:
+            return column.lengths
+    return None
 
 
-def check_group(node: Node, result: Any, keys: Sequence[Key], lengths: Sequence[int] | None) -> list[list[Any]]:
-    """What one call for several rows gave: a list of one value a row for each output.
+def check_row(node: Node, result: Any, key: Key, length: int | None) -> Values:
+    """What one call for one row gave: a value for each output.
 
     Args:
-        lengths: response tokens of each row, to cut the padding of [rows, tokens] results.
+        length: response tokens of the row, if known.
+    """
+    if len(node.outputs) == 1:
+        return [_value(node, node.outputs[0], result, key, length)]
+    if not isinstance(result, tuple) or len(result) != len(node.outputs):
+        raise _wrong_value(node, result, f"a tuple of {len(node.outputs)}: {', '.join(node.outputs)}", f"for {key}")
+    return [_value(node, name, value, key, length) for name, value in zip(node.outputs, result, strict=True)]
+
+
+def check_rows(node: Node, result: Any, keys: Sequence[Key], lengths: NDArray[np.int64] | None) -> list[Values]:
+    """What one call for several rows gave: for each output a value a row.
+
+    Args:
+        lengths: [rows] response tokens, if known: [rows, tokens] results are padded, and are cut to them.
     """
     outputs = (result,) if len(node.outputs) == 1 else result
     if not isinstance(outputs, tuple) or len(outputs) != len(node.outputs):
-        raise _wrong(node, type(result).__name__, f"a tuple of {len(node.outputs)}: {', '.join(node.outputs)}")
-    found = []
-    for name, output in zip(node.outputs, outputs, strict=True):
-        values = _one_a_row(node, name, output, len(keys))
-        if lengths is not None and np.ndim(values[0] if values else 0) == 1:
-            values = [value[:length] for value, length in zip(values, lengths, strict=True)]
-        found.append([_value(node, name, value, key) for value, key in zip(values, keys, strict=True)])
-    return found
+        raise _wrong_value(node, result, f"a tuple of {len(node.outputs)}: {', '.join(node.outputs)}", _rows(keys))
+    return [_output(node, name, output, keys, lengths) for name, output in zip(node.outputs, outputs, strict=True)]
 
 
 def check_metrics(node: Node, result: Any) -> dict[str, float]:
     """Numbers of a whole batch by name."""
     found = result if isinstance(result, dict) else {node.name: result}
-    return {str(name): _number(node, value, f"'{name}'") for name, value in found.items()}
+    return {str(name): _number(node, value, f"for metric '{name}'") for name, value in found.items()}
 
 
-def collect(values: list[Any], name: str) -> Column:
-    """The right home for values of one column: an array, a ragged array, or a list."""
-    if values and all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
-        return Ragged.pack(values, values[0].dtype.str)
+def check_verdict(node: Node, verdict: Any, key: Key) -> bool:
+    """What a filter says of a row, or of a group: one truth value. Nothing, and text, is none."""
+    found = verdict
+    if hasattr(verdict, "item") and math.prod(np.shape(verdict)) == 1:
+        found = verdict.item()
+    if isinstance(found, bool | int | float) and not math.isnan(found):
+        return bool(found)
+    what, where = ("row", f"for {key}") if node.per == "row" else ("group", f"for the group of {key.group}")
+    raise _wrong_value(node, verdict, f"one truth value a {what}", where)
+
+
+def collect(node: Node, name: str, values: Values) -> Column:
+    """The right home for the values of a column: an array, a ragged array, or a list."""
+    num_arrays = sum(isinstance(value, np.ndarray) for value in values)
+    if num_arrays == len(values):
+        return Ragged.pack(values, np.result_type(*{value.dtype for value in values}).str)
+    if num_arrays:
+        found = f"arrays for {num_arrays} of {len(values)} rows, one value for the others"
+        raise _wrong(node, f"two kinds of '{name}'", found, "the same kind for every row")
     if name in NUMBERS:
-        return np.asarray(values, np.float32)
-    if all(type(value) is float for value in values):
-        return np.asarray(values, np.float64)
-    if all(type(value) is bool for value in values):
-        return np.asarray(values, np.bool_)
+        return np.asarray(values, NUMBERS[name])
+    for kind in (float, bool):
+        if all(type(value) is kind for value in values):
+            return np.asarray(values, kind)
     return values
 
 
-def _one_a_row(node: Node, name: str, output: Any, num_rows: int) -> list[Any]:
-    wanted = f"{num_rows} values of '{name}', one a row"
-    if type(output).__module__.startswith("torch"):
-        output = output.detach().cpu().numpy()
-    if isinstance(output, str | bytes | dict) or not hasattr(output, "__len__") or np.shape(output) == ():
-        raise _wrong(node, f"{type(output).__name__} {output!r}", wanted)
-    if name == "scores" and isinstance(output, np.ndarray) and output.ndim != 1:
-        raise _wrong(node, f"an array of shape {output.shape}", wanted)
-    if len(output) != num_rows:
-        raise _wrong(node, f"{len(output)} values", wanted)
-    return list(output)
+# --- several rows ---------------------------------------------------------------------------------------------------
 
 
-def _value(node: Node, name: str, value: Any, key: Key) -> Any:
+def _output(node: Node, name: str, output: Any, keys: Sequence[Key], lengths: NDArray[np.int64] | None) -> Values:
+    values = _to_numpy(output)
+    wanted = f"{len(keys)} values of '{name}', one a row"
+    shape = values.shape if isinstance(values, np.ndarray) else None
+    if shape == () or isinstance(values, str | bytes) or not isinstance(values, np.ndarray | Sequence):
+        raise _wrong_value(node, output, wanted, _rows(keys))
+    if shape is not None and len(shape) > (1 if name == "scores" else 2):
+        raise _wrong(node, f"an array of {len(shape)} dimensions", f"shape {list(shape)} {_rows(keys)}", wanted)
+    if len(values) != len(keys):
+        count = f"{len(values)} value{'s' * (len(values) != 1)}"
+        raise _wrong(node, f"{count} for {len(keys)} rows", f"{count} {_rows(keys)}", wanted)
+    if isinstance(values, np.ndarray):
+        if values.ndim == 2 and lengths is not None:
+            return _cut(node, name, values, keys, lengths)
+        if values.ndim == 1 and values.dtype.kind in "biuf":
+            if name in NUMBERS and name != "mask" and _all_finite(values):
+                return values.astype(np.float32, copy=False).tolist()
+            values = values.tolist()
+    known = [None] * len(keys) if lengths is None else lengths.tolist()
+    each = zip(values, keys, known, strict=True)
+    return [_value(node, name, value, key, length) for value, key, length in each]
+
+
+def _cut(node: Node, name: str, values: NDArray[Any], keys: Sequence[Key], lengths: NDArray[np.int64]) -> Values:
+    """Rows of a padded [rows, tokens] array, without the padding."""
+    longest = int(lengths.max())
+    if values.shape[1] != longest:
+        found, wanted = f"shape {list(values.shape)} {_rows(keys)}", f"[{len(keys)}, {longest}], [rows, tokens]"
+        raise _wrong(node, f"'{name}' that fits no response", found, f"{wanted}, or a list of one array a row")
+    rows = [row[:length] for row, length in zip(values, lengths.tolist(), strict=True)]
+    if name in NUMBERS and values.dtype.kind == "f" and name != "mask" and _all_finite(values):
+        return [row.astype(np.float32, copy=False) for row in rows]
+    return [_value(node, name, row, key, len(row)) for row, key in zip(rows, keys, strict=True)]
+
+
+def _all_finite(values: NDArray[Any]) -> bool:
+    return bool((np.abs(values) <= LARGEST).all())
+
+
+# --- one value ------------------------------------------------------------------------------------------------------
+
+
+def _value(node: Node, name: str, value: Any, key: Key, length: int | None) -> Any:
     if name not in NUMBERS:
-        return _plain(node, value, key)
-    if type(value) is float and math.isfinite(value):  # nearly every reward
+        return _plain(node, value, f"for {key}")
+    if type(value) is float and -LARGEST <= value <= LARGEST and name != "mask":  # nearly every reward
         return value
-    if np.ndim(value) == 0:
-        return _number(node, value, str(key))
-    if name == "scores" or not isinstance(value, np.ndarray):
-        raise _wrong(node, f"{value!r} for {key}", "a finite number")
-    if not np.isfinite(value).all():
-        raise _wrong(node, f"{value[~np.isfinite(value)][0]} for {key}", "finite numbers")
-    return value.astype(np.float32, copy=False)
+    array = _array(value)
+    if array is not None and name != "scores":
+        return _tokens(node, name, array, key, length)
+    if name == "mask":
+        raise _wrong_value(node, value, "a truth value a response token", f"for {key}")
+    return _number(node, value, f"for {key}")
 
 
-def _number(node: Node, value: Any, what: str) -> float:
-    if type(value).__module__.startswith(("torch", "numpy")) and np.ndim(value) == 0:
-        value = value.item()
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
-    raise _wrong(node, f"{value!r} for {what}", "a finite number (int, float or bool)")
+def _tokens(node: Node, name: str, array: NDArray[Any], key: Key, length: int | None) -> NDArray[Any]:
+    """One number a response token."""
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        found = f"shape {list(array.shape)}, {array.dtype} for {key}"
+        raise _wrong(node, f"an array of {array.ndim} dimensions", found, "[tokens] numbers")
+    if length is not None and len(array) != length:
+        found = f"{len(array)} values of '{name}' for {key}"
+        raise _wrong(node, f"'{name}' that fits no response", found, f"{length}, one a response token")
+    allowed = np.isin(array, (0, 1)) if name == "mask" else np.abs(array) <= LARGEST
+    if not allowed.all():
+        wanted = "truth values" if name == "mask" else "finite numbers"
+        raise _wrong_value(node, array[~allowed][0].item(), wanted, f"at token {int(np.argmin(allowed))} of {key}")
+    return array.astype(NUMBERS[name], copy=False)
 
 
-def _plain(node: Node, value: Any, key: Key) -> Any:
+def _number(node: Node, value: Any, where: str) -> float:
+    found = value.item() if hasattr(value, "item") and np.shape(value) == () else value
+    if isinstance(found, bool | int | float) and -LARGEST <= found <= LARGEST:
+        return float(found)
+    raise _wrong_value(node, value, "a finite number (int, float or bool)", where)
+
+
+def _plain(node: Node, value: Any, where: str) -> Any:
+    """A value of an ordinary column: a 1-D array of numbers, or what a message carries."""
+    if type(value) in (str, int, float, bool) and (type(value) is not int or abs(value) < 1 << 63):
+        return value
     if value is None:
-        raise _wrong(node, f"None for {key}", "a value; to leave a row out, use fl.filter or on_error='drop'")
-    if type(value).__module__.startswith("torch"):
-        value = value.detach().cpu().numpy()
-    return value.item() if isinstance(value, np.generic) or (np.shape(value) == () and hasattr(value, "item")) else value
+        raise _wrong_value(node, None, "a value; to leave a row out, use fl.filter or on_error='drop'", where)
+    found = _to_numpy(value)
+    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "biuf":
+        return found
+    return _carried(node, found, where)
 
 
-def _wrong(node: Node, found: str, wanted: str) -> ResultError:
-    function = node.spec.function.__name__ if isinstance(node.spec, FunctionSpec) else node.name
+def _carried(node: Node, value: Any, where: str) -> Any:
+    """Plain Python values, of exact types; tuples become lists, as on the wire."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    if value is None or isinstance(value, bool | bytes | float):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return int(value)
+    if isinstance(value, list | tuple):
+        return [_carried(node, item, where) for item in value]
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: _carried(node, item, where) for name, item in value.items()}
+    raise _wrong_value(node, value, "a number of 64 bits, text, a 1-D array, or lists and dicts of such", where)
+
+
+def _array(value: Any) -> NDArray[Any] | None:
+    """A value that holds several numbers as an array; None for any other."""
+    if isinstance(value, list | tuple):
+        return np.asarray(value) if all(isinstance(item, bool | int | float | np.number) for item in value) else None
+    found = _to_numpy(value)
+    return found if isinstance(found, np.ndarray) and found.ndim else None
+
+
+def _to_numpy(value: Any) -> Any:
+    """A torch tensor as an array; any other value as it is. torch is not imported for that."""
+    if not (type(value).__module__.startswith("torch") and hasattr(value, "detach")):
+        return value
+    tensor = value.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def _wrong_value(node: Node, value: Any, wanted: str, where: str) -> ResultError:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        what = str(value)
+    else:
+        what = f"a value of type {type(value).__name__}"
+    text = repr(value)
+    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return _wrong(node, what, f"{shown} {where}", wanted)
+
+
+def _wrong(node: Node, what: str, found: str, wanted: str) -> ResultError:
+    """`what` is the same for all rows that are wrong in one way: dropped rows are counted by it."""
+    is_filter = isinstance(node.spec, FilterSpec)
     return ResultError(
-        f"function '{function}' of node '{node.name}' gave a wrong result",
+        f"function '{function_name(node)}' of {'filter' if is_filter else 'node'} '{node.name}' gave {what}",
         at=node.at,
         node=node.name,
         found=found,
         wanted=wanted,
-        fix="return a number a row; a call that may fail is declared with on_error='drop', it is never scored 0",
+        fix="return True or False"
+        if is_filter
+        else "return a value a row; a call that may fail is declared with on_error='drop': it is never scored 0",
     )
+
+
+def _rows(keys: Sequence[Key]) -> str:
+    return f"for {keys[0]}" if len(keys) == 1 else f"for {len(keys)} rows from {keys[0]} on"
