@@ -56,7 +56,9 @@ class NodeFunction(Generic[P, R, S]):
         name, mesh = kwargs.pop("name", None), kwargs.pop("mesh", None)
         at = caller()
         node = tracer().add(
-            lambda final: self._node(final, args, kwargs, mesh, at), name=name, default=self.function.__name__.strip("<>")
+            lambda final: self._node(final, args, kwargs, mesh, at),
+            name=name,
+            default=self.function.__name__.strip("<>"),
         )
         columns = dict.fromkeys(self.outputs, node.name)
         return self.handle(node.name, columns, node.gates)
@@ -80,9 +82,7 @@ class NodeFunction(Generic[P, R, S]):
                 fix="mesh=fl.Mesh.cpu(4), or leave mesh= out to run it in the host process",
             )
         named = {key: value for key, value in given.items() if isinstance(value, Stream)}
-        spec = self.spec(
-            settings(self.function, {k: v for k, v in given.items() if k not in named}, node=name, at=at)
-        )
+        spec = self.spec(settings(self.function, {k: v for k, v in given.items() if k not in named}, node=name, at=at))
         handles = [*streams, *named.values()]
         return Node(
             name=name,
@@ -129,8 +129,8 @@ def reward(
             tensors and returns one number a row.
         per: what one call sees.
         timeout: seconds that one call may take; None for no limit.
-        on_error: ``"fail"`` ends the run when a call raises, times out or gives no number; ``"drop"`` drops its rows with
-            the reason. A failure is never a score of 0 and never enters a baseline.
+        on_error: ``"fail"`` ends the run when a call raises, times out or gives no number; ``"drop"`` drops its rows
+            with the reason. A failure is never a score of 0 and never enters a baseline.
         retries: calls after the first before `on_error` applies.
         max_failure_rate: with ``"drop"``, the run fails once more than this share of a step's calls has failed.
     """
@@ -155,10 +155,13 @@ def advantage(
     """Declare an advantage estimator.
 
     Args:
-        function: takes columns as tensors ([rows], or [rows, tokens] padded at the right) and, when it names it, ``group``
-            ([rows] int); returns [rows] or [rows, tokens].
-        per: ``"group"`` calls it once a prompt, ``"batch"`` once a step.
-        min_group: fewest samples of a prompt that it is defined for; checked before the run.
+        function: takes columns as tensors ([rows], or [rows, tokens] padded at the right) and, when it names it,
+            ``group`` ([rows] int); returns [rows] or [rows, tokens].
+        per: ``"group"`` calls it once a prompt, ``"batch"`` once a step. A function per group that names ``group`` is
+            called once for all the groups that are complete: what it gives to a group must not depend on which others
+            share the call, as a mean per group does not.
+        min_group: fewest samples of a prompt that it is defined for; checked before the run. A group that drops have left
+            smaller is dropped, with that reason.
         out: the columns that it returns, when there are several.
     """
     options = _options("advantage", None, "fail", 0, 0.0) | {"min_group": min_group}
@@ -190,9 +193,10 @@ def node(
     """Declare any other function over columns.
 
     Args:
-        out: what it returns: a handle type (``fl.Scores``), the name of a new column, or several names for a function that
-            returns a tuple. ``fl.Metrics`` is a number, or a dict of numbers, of a whole batch.
-        per: what one call sees: a row (Python values), a group or a batch (lists and tensors).
+        out: what it returns: a handle type (``fl.Scores``), the name of a new column, or several names for a function
+            that returns a tuple. ``fl.Metrics`` is a number, or a dict of numbers, of a whole batch.
+        per: what one call sees: a row (Python values), a group or a batch (lists and tensors); see `advantage` for
+            functions per group that name ``group``.
         timeout: seconds that one call may take.
         on_error: ``"fail"`` or ``"drop"``, as for `reward`.
         retries: calls after the first before `on_error` applies.
@@ -223,7 +227,11 @@ def _options(role: str, timeout: float | None, on_error: str, retries: int, rate
 
 
 def _decorate(
-    function: Callable[..., Any] | None, handle: type[Stream], outputs: tuple[str, ...], per: Per, options: dict[str, Any]
+    function: Callable[..., Any] | None,
+    handle: type[Stream],
+    outputs: tuple[str, ...],
+    per: Per,
+    options: dict[str, Any],
 ) -> Any:
     if per not in ("row", "group", "batch"):
         raise WrongType("per= has an unknown value", at=caller(), found=repr(per), wanted="'row', 'group' or 'batch'")
