@@ -116,6 +116,14 @@ def bounds(graph: Graph) -> Bounds:
     return Bounds(edges=held, repetitions=times)
 
 
+def bound_texts(graph: Graph) -> dict[tuple[str, str], str]:
+    """The bound of each queue, for a picture; none of a graph that has no repetition vector."""
+    try:
+        return {edge: f"{bound.rows} {bound.unit}" for edge, bound in bounds(graph).edges.items()}
+    except RateError:
+        return {}
+
+
 def flows(graph: Graph, origins: Origins) -> list[Flow]:
     """Every edge with its rates, one for all columns between two nodes."""
     result = []

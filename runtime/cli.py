@@ -20,14 +20,17 @@ from flowrl.check import check, notes
 from flowrl.errors import ConfigError, FlowrlError, did_you_mean
 from flowrl.graph import Graph
 from flowrl.model import Model
-from flowrl.rates import Bound, bounds
+from flowrl.rates import bound_texts, bounds
 from flowrl.trace import GraphFunction
 
 from .config import apply, resolve
 from .graphfile import load_graph
 from .parameter_help import help_text
 from .registry import describe
+from .signals import Terminated, sigterm_raises
 
+RESERVED = frozenset({"config", "run_dir", "launcher", "resume", "save_every", "lease"})
+"""Options of the command line, which no graph parameter may be called. (`steps` may: the option overrides it.)"""
 OK, FAILED, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEFAULT_STEPS = 100
 
@@ -54,13 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[0] not in commands:
             fix = did_you_mean(words[0], commands)
             raise ConfigError(f"there is no command '{words[0]}'", wanted=", ".join(commands), fix=fix)
-        return commands[words[0]](words[1:])
+        with sigterm_raises():
+            return commands[words[0]](words[1:])
     except FlowrlError as error:
         print(f"flowrl {words[0]}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("flowrl: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Terminated:
+        print("flowrl: terminated", file=sys.stderr)
+        return TERMINATED
 
 
 _HELP = """\
@@ -79,7 +86,7 @@ usage: flowrl COMMAND ...
 
 def _run(words: list[str]) -> int:
     from .report import open_console
-    from .run import RunOptions, Terminated, run
+    from .run import RunOptions, run
 
     spec, known, rest = _split("run", words, _RunFlags)
     graph, overrides = _graph(spec, rest, known.config)
@@ -101,11 +108,7 @@ def _run(words: list[str]) -> int:
     console = open_console()
     for note in notes(graph, cores=os.cpu_count() or 1):
         console.warn(note)
-    try:
-        run(graph, options, console)
-    except Terminated:
-        print("flowrl: terminated", file=sys.stderr)
-        return TERMINATED
+    run(graph, options, console)
     return OK
 
 
@@ -132,7 +135,7 @@ def _visualize(words: list[str]) -> int:
 
     spec, known, rest = _split("visualize", words, _VisualizeFlags)
     graph, _ = _graph(spec, rest, known.config)
-    texts = {edge: f"<= {bound.rows} {bound.unit}" for edge, bound in _bounds(graph).items()}
+    texts = bound_texts(graph)
     if known.output is None:
         print(to_text(graph, bounds=texts))
     else:
@@ -142,15 +145,20 @@ def _visualize(words: list[str]) -> int:
 
 
 def _doctor(words: list[str]) -> int:
-    from .doctor import print_findings, probe
+    from .doctor import failed, print_findings, probe
 
-    return print_findings(probe(deep=tyro.cli(_DoctorFlags, args=words, prog="flowrl doctor").deep))
+    findings = probe(deep=tyro.cli(_DoctorFlags, args=words, prog="flowrl doctor").deep)
+    print_findings(findings)
+    return FAILED if failed(findings) else OK
 
 
 def _init(words: list[str]) -> int:
-    from .init import init
+    from .init import init, next_steps
 
-    print(init(tyro.cli(_InitFlags, args=words, prog="flowrl init").folder))
+    folder = tyro.cli(_InitFlags, args=words, prog="flowrl init").folder
+    for path in init(folder):
+        print(f"wrote {path}")
+    print(next_steps(folder))
     return OK
 
 
@@ -238,6 +246,13 @@ def _graph(spec: str, rest: Sequence[str], config: Path | None) -> tuple[Graph, 
         if rest or config:
             raise ConfigError(f"graph '{loaded.name}' has no parameters", found=" ".join(rest) or str(config))
         return loaded, {}
+    if taken := sorted(RESERVED & loaded.parameters.keys()):
+        raise ConfigError(
+            f"graph '{loaded.name}' has a parameter '{taken[0]}', which is an option of `flowrl run`",
+            at=loaded.at,
+            wanted=f"none of {', '.join(sorted(RESERVED))}",
+            fix="give the parameter another name",
+        )
     overrides = resolve(loaded, rest, config)
     return loaded(**apply(loaded, overrides)), overrides
 
@@ -255,17 +270,9 @@ def _refuse(problems: Sequence[FlowrlError]) -> int:
     return USAGE
 
 
-def _bounds(graph: Graph) -> dict[tuple[str, str], Bound]:
-    """The bound of each queue; none while the graph has no repetition vector."""
-    try:
-        return dict(bounds(graph).edges)
-    except FlowrlError:
-        return {}
-
-
 def _size(graph: Graph) -> str:
-    queues = _bounds(graph)
-    return f"{len(graph.nodes)} nodes, {len(graph.models)} models, {len(queues)} bounded queues that cannot deadlock"
+    queues = len(bounds(graph).edges)
+    return f"{len(graph.nodes)} nodes, {len(graph.models)} models, {queues} bounded queues that cannot deadlock"
 
 
 def _new_run_dir(name: str) -> Path:

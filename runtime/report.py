@@ -217,7 +217,7 @@ def end_report(summary: Summary) -> str:
         lines.append(f"  {'node':<{width}}  {'planned':>9}  {'executed':>9}")
         for node in nodes:
             planned, executed = summary.planned.get(node, 0), summary.executed.get(node, 0)
-            differs = "" if planned == executed else "  <- differs"
+            differs = "  <- differs" if planned != executed and summary.outcome == "done" else ""
             lines.append(f"  {node:<{width}}  {planned:>9}  {executed:>9}{differs}")
     reasons = ", ".join(f"{reason} {count}" for reason, count in summary.dropped.items() if count)
     lines.append(

@@ -7,18 +7,16 @@ comes to goes to the run folder and the console. Nothing is decided here but whe
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import flowrl.errors
 from flowrl.errors import FlowrlError, NodeError, RunError
 from flowrl.graph import Graph
+from flowrl.rates import bound_texts, bounds
 
 from .checkpoint import Checkpoint, latest, publish, sweep
 from .events import Event, Fire, Free, Halt, Interrupted, Saved, Send, StepDone, Tick, Warn
@@ -30,6 +28,7 @@ from .ranks import devices, num_threads
 from .report import Console, EdgeStatus, MeshStatus, Summary
 from .rundir import RunDir, open_run_dir
 from .scheduler import Options, Scheduler
+from .signals import Terminated
 
 LAUNCHERS: dict[str, Callable[[Launch], Launcher]] = {"inline": InlineLauncher, "local": LocalLauncher}
 POLL_S = 0.5
@@ -60,10 +59,6 @@ class RunOptions:
     """Graph parameters that differ from their defaults, as plain data."""
 
 
-class Terminated(BaseException):
-    """SIGTERM has come."""
-
-
 def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
     """Run a checked graph to its end.
 
@@ -79,7 +74,9 @@ def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
         if folder:
             sweep(folder.path)
             folder.rewind(first + 1)
-            folder.describe_run(graph, command=list(options.command), seed=_seed(graph))
+            folder.describe_run(
+                graph, command=list(options.command), seed=_seed(graph), bounds=bound_texts(graph)
+            )
         launch = Launch(
             plan=plan,
             seed=_seed(graph),
@@ -125,8 +122,7 @@ class _Run:
         """Run until the scheduler halts, or the user does not want it any longer."""
         outcome = "failed"
         try:
-            with _sigterm_raises():
-                halt = self._loop()
+            halt = self._loop()
             if halt.outcome == "failed":
                 raise _error(halt)
             outcome = halt.outcome
@@ -190,10 +186,9 @@ class _Run:
 
     def _show(self) -> None:
         edges = [
-            EdgeStatus(source=self.plan.stages[name].waits_for[0] if self.plan.stages[name].waits_for else "", target=name,
-                       rows=rows, reason=reason)
+            EdgeStatus(source=", ".join(self.plan.stages[name].waits_for), target=name, rows=rows, reason=reason)
             for name, reason, rows in self.scheduler.waiting()
-        ]  # fmt: skip
+        ]
         queued = self.scheduler.queued()
         meshes = [
             MeshStatus(name=pool.name, busy=sum(queued.get(w, 0) > 0 for w in pool.workers) / pool.size)
@@ -236,7 +231,8 @@ def _error(halt: Halt) -> FlowrlError:
     """The exception that a worker, or the scheduler, told of."""
     told = halt.error or {}
     parts = {name: told.get(name) for name in ("node", "found", "wanted", "fix")}
-    worker = f" (worker '{told['worker']}')" if told.get("worker") else ""
+    named = f"'{told.get('worker')}'"
+    worker = f" (worker {named})" if told.get("worker") and named not in str(told.get("problem")) else ""
     at = f"{told['at']}: " if told.get("at") else ""
     problem = f"{at}{told.get('problem', 'the run failed')}{worker}"
     if told.get("node") and f"'{told['node']}'" not in problem:
@@ -257,21 +253,3 @@ def _num_gpus() -> int:
     from flowrl.check import visible_gpus
 
     return visible_gpus()
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM end the loop as Ctrl-C does, where this is the main thread."""
-
-    def raise_it(signum: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    try:
-        before = signal.signal(signal.SIGTERM, raise_it)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

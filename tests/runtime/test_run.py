@@ -241,7 +241,9 @@ def test_one_signal_ends_everything(tmp_path: Path, sent: int, code: int, when: 
     words = ["--trouble", "hang", "--at", str(tmp_path / "now")] if when == "hanging" else ["--save-every", "1"]
     process = start(tmp_path, *words)
     if when == "starting":
-        time.sleep(1.0)
+        assert process.stderr is None
+        assert process.stdout is not None
+        process.stdout.readline()  # "flowrl: graph 'learn'": workers are being started
     else:
         wait_for_step(process, 2)
     if when == "hanging":
@@ -265,7 +267,7 @@ def test_killing_the_launcher_takes_every_worker_along(tmp_path: Path) -> None:
     process = start(tmp_path, "--trouble", "child")
     wait_for_step(process, 1)
     process.kill()
-    process.wait()
+    process.communicate()
     deadline = time.monotonic() + 10
     while processes_below(tmp_path / "tmp") and time.monotonic() < deadline:
         time.sleep(0.1)
