@@ -11,8 +11,8 @@ from .graph import Binding
 from .stream import ANY, Stream
 
 GROUP = "group"
-"""Not a column: a function may name it to get [rows] int, equal for rows of one prompt. One with ``per="group"`` that does
-is called once for many groups."""
+"""Not a column: a function may name it to get [rows] int, equal for rows of one prompt. One with ``per="group"``
+that does is called once for many groups."""
 
 
 def bind(

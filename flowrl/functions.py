@@ -160,8 +160,8 @@ def advantage(
         per: ``"group"`` calls it once a prompt, ``"batch"`` once a step. A function per group that names ``group`` is
             called once for all the groups that are complete: what it gives to a group must not depend on which others
             share the call, as a mean per group does not.
-        min_group: fewest samples of a prompt that it is defined for; checked before the run. A group that drops have left
-            smaller is dropped, with that reason.
+        min_group: fewest samples of a prompt that it is defined for; checked before the run. A group that drops have
+            left smaller is dropped, with that reason.
         out: the columns that it returns, when there are several.
     """
     options = _options("advantage", None, "fail", 0, 0.0) | {"min_group": min_group}

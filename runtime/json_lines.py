@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,8 +28,16 @@ def to_plain(value: Any) -> Any:
 
 def dump(value: Any, *, indent: int | None = None) -> bytes:
     """JSON in UTF-8. A lone surrogate, which UTF-8 does not have, is written as ``?``."""
+    if indent is None:
+        try:
+            return _encode(value).encode("utf-8", "replace")
+        except (TypeError, ValueError):  # a number that is not finite, or a value of numpy's
+            return _encode(to_plain(value)).encode("utf-8", "replace")
     text = json.dumps(to_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
     return text.encode("utf-8", "replace")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class JsonLines:
@@ -42,6 +50,12 @@ class JsonLines:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one object."""
         self._file.write(dump(record) + b"\n")
+
+    def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append objects in one write."""
+        lines = memoryview(b"".join(dump(record) + b"\n" for record in records))
+        while lines:  # a write may take less than it is given
+            lines = lines[self._file.write(lines) or 0 :]
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from flowrl.graph import PromptsSpec, RolloutSpec
-from flowrl.rows import Column, Key, Rows
+from flowrl.rows import Column, Key, Ragged, Rows
 
 from .events import Firing
 from .plan import Plan
@@ -16,8 +18,8 @@ from .rundir import sample_row
 class Lines(Protocol):
     """Where lines of JSON go."""
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Append one object."""
+    def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append objects."""
         ...
 
 
@@ -34,37 +36,66 @@ class Recorder:
         self.lines = lines
 
     def write(self, firing: Firing, parts: Sequence[Rows]) -> None:
-        """Write the rows of one step."""
-        if self.lines is None:
+        """Write the rows of one step, all at once: this runs on the host while others train."""
+        if self.lines is None or not firing.keys:
             return
-        values = _values(firing, parts)
+        tables = _Tables(firing, parts)
         nodes = self.plan.graph.nodes
-        [prompts] = {each.source for each in firing.inputs if isinstance(nodes[each.source].spec, PromptsSpec)} or {""}
-        [rollout] = {each.source for each in firing.inputs if isinstance(nodes[each.source].spec, RolloutSpec)} or {""}
-        scorers = [source for source, _ in self.plan.stages[firing.node].reads if source not in (prompts, rollout)]
-        dropped: dict[str, str] = firing.settings.get("dropped", {})
-        for row, key in enumerate(firing.keys):
-            sample = values.get((rollout, key), {})
-            versions = sample.get("versions", ())
-            self.lines.write(
-                sample_row(
-                    key,
-                    prompt=values.get((prompts, key.group), {}).get("prompt", ""),
-                    response=sample.get("response", ""),
-                    rewards={name: values.get((name, key), {}).get("scores") for name in scorers},
-                    version=int(versions[0]) if len(versions) else None,
-                    stop=sample.get("stop"),
-                    num_tokens=len(sample["response_ids"]) if "response_ids" in sample else None,
-                    dropped=dropped.get(str(row)),
-                )
+        sources = [source for source, _ in self.plan.stages[firing.node].reads]
+        [prompts] = [source for source in sources if isinstance(nodes[source].spec, PromptsSpec)]
+        [rollout] = [source for source in sources if isinstance(nodes[source].spec, RolloutSpec)]
+        asked = tables.values(prompts, "prompt")
+        answered = tables.values(rollout, "response")
+        stops = tables.values(rollout, "stop")
+        lengths = tables.lengths(rollout, "response_ids")
+        versions = tables.first(rollout, "versions")
+        scores = {name: tables.values(name, "scores") for name in sources if name not in (prompts, rollout)}
+        dropped: Mapping[str, str] = firing.settings.get("dropped", {})
+        self.lines.write_all(
+            sample_row(
+                key,
+                prompt=asked.get(key.group, ""),
+                response=answered.get(key, ""),
+                rewards={name: found.get(key) for name, found in scores.items()},
+                version=versions.get(key),
+                stop=stops.get(key),
+                num_tokens=lengths.get(key),
+                dropped=dropped.get(str(row)),
             )
+            for row, key in enumerate(firing.keys)
+        )
 
 
-def _values(firing: Firing, parts: Sequence[Rows]) -> dict[tuple[str, Key], dict[str, Column]]:
-    """Each row's values by source and key; what was never made is not there."""
-    found: dict[tuple[str, Key], dict[str, Any]] = {}
-    for each, part in zip(firing.inputs, parts, strict=True):
-        columns = {name: column.tolist() if hasattr(column, "tolist") else column for name, column in part.columns.items()}
-        for row, key in enumerate(part.keys):
-            found.setdefault((each.source, key), {}).update({name: column[row] for name, column in columns.items()})
-    return found
+class _Tables:
+    """Values by key, gathered column by column from blocks; what was never made is not there."""
+
+    def __init__(self, firing: Firing, parts: Sequence[Rows]) -> None:
+        self._parts: dict[str, list[Rows]] = {}
+        for each, part in zip(firing.inputs, parts, strict=True):
+            self._parts.setdefault(each.source, []).append(part)
+
+    def values(self, source: str, column: str) -> dict[Key, Any]:
+        """A column's values."""
+        return self._gather(source, column, lambda found: found.tolist() if isinstance(found, np.ndarray) else found)
+
+    def lengths(self, source: str, column: str) -> dict[Key, int]:
+        """How many values each row of a ragged column has."""
+        return self._gather(source, column, lambda found: found.lengths.tolist())
+
+    def first(self, source: str, column: str) -> dict[Key, int | None]:
+        """The first value of each row of a ragged column; None for a row without any."""
+        return self._gather(source, column, _first)
+
+    def _gather(self, source: str, column: str, values: Any) -> dict[Key, Any]:
+        found: dict[Key, Any] = {}
+        for part in self._parts.get(source, ()):
+            if column in part.columns:
+                found.update(zip(part.keys, values(part[column]), strict=True))
+        return found
+
+
+def _first(column: Column) -> list[int | None]:
+    assert isinstance(column, Ragged)
+    starts = column.offsets[:-1].tolist()
+    values = column.values
+    return [int(values[at]) if length else None for at, length in zip(starts, column.lengths.tolist(), strict=True)]

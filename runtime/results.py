@@ -126,7 +126,7 @@ def _output(node: Node, name: str, output: Any, keys: Sequence[Key], lengths: ND
             return _cut(node, name, values, keys, lengths)
         if values.ndim == 1 and values.dtype.kind in "biuf":
             if name in NUMBERS and name != "mask" and _all_finite(values):
-                return values.astype(np.float32, copy=False).tolist()
+                return list(values.astype(np.float32, copy=False).tolist())
             values = values.tolist()
     known = [None] * len(keys) if lengths is None else lengths.tolist()
     each = zip(values, keys, known, strict=True)

@@ -29,7 +29,7 @@ class TimeLimit:
     """Interrupts calls that take too long.
 
     An alarm interrupts Python code, also in ``time.sleep`` and in a read; it needs the main thread, which is where
-    workers fire nodes. In another thread a call ends before it is judged, and so does one that sets an alarm of its own.
+    workers fire nodes. In another thread a call ends before it is judged, and so does one that sets its own alarm.
     Handler and timer are set once for many quick calls. What rang before is put back at the end.
 
     Use::
