@@ -53,6 +53,17 @@ class SharedPrompts:
     """[rows, longest response - 1] int64, padded with 0 on the right; the last token of all predicts nothing."""
     padded: bool
     """Whether prompts are of unequal lengths."""
+    samples: int
+    """Rows of each prompt, when all have as many and stand together; else 0."""
+
+    def to_rows(self, values: Tensor) -> Tensor:
+        """[rows, ...] of [prompts, ...]: each row gets its prompt's.
+
+        The gradient of an expanded tensor is a plain sum. That of `index_select` is added up in any order on CUDA.
+        """
+        if not self.samples:
+            return values.index_select(0, self.prompt_of)
+        return values[:, None].expand(-1, self.samples, *values.shape[1:]).reshape(-1, *values.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +199,11 @@ def _share(rows: Rows, num_tokens: int, whole: int, device: torch.device) -> Sha
     responses[row[read], token[read]] = packed(response)[read]
     arrays = (prompts, lengths, np.array(prompt_of), responses)
     read_once, real, owner, own = (torch.from_numpy(array).to(device) for array in arrays)
-    return SharedPrompts(read_once, real, owner, own, padded=bool(lengths.min() < longest))
+    samples = len(rows) // len(first)
+    even = prompt_of == [row // samples for row in range(len(rows))] and samples * len(first) == len(rows)
+    return SharedPrompts(
+        read_once, real, owner, own, padded=bool(lengths.min() < longest), samples=samples if even else 0
+    )
 
 
 def check_prompts(rows: Rows) -> None:

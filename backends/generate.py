@@ -97,11 +97,10 @@ class Decoding:
             ended = dict.fromkeys((self._ends[chosen] & self._open).nonzero()[:, 0].tolist(), "eos")
         last = self.position == self.sampling.max_new_tokens
         if last or self.sampling.stop:
-            for slot in self._open.nonzero()[:, 0].tolist():
-                if slot not in ended and self.sampling.stop and self._has_stop_string(slot):
-                    ended[slot] = "stop_string"
-                elif last:
-                    ended.setdefault(slot, "length")
+            still_open = [slot for slot in self._open.nonzero()[:, 0].tolist() if slot not in ended]
+            ended |= dict.fromkeys(self._with_stop_string(still_open), "stop_string")
+            if last:
+                ended |= dict.fromkeys([slot for slot in still_open if slot not in ended], "length")
         return ended
 
     def _finish(self, ended: dict[int, StopReason]) -> list[Response]:
@@ -135,17 +134,21 @@ class Decoding:
         self.keys = [self.keys[slot] for slot in stay.tolist()]
         return stay
 
-    def _has_stop_string(self, slot: int) -> bool:
-        """Whether a stop string is part of the text.
+    def _with_stop_string(self, slots: Sequence[int]) -> list[int]:
+        """Those of the slots whose text has a stop string.
 
-        The last tokens are looked at first: a character takes at most four of them, one a byte.
+        Their last tokens are looked at first: a character takes at most four of them, one a byte.
         """
+        if not self.sampling.stop or not slots:
+            return []
         near = 4 * max(map(len, self.sampling.stop)) + 4
-        ids = self._ids[slot, : self.position].tolist()
-        return all(
-            any(stop in text for stop in self.sampling.stop)
-            for text in (self.tokenizer.decode(part) for part in ((ids[-near:], ids) if near < len(ids) else (ids,)))
-        )
+        recent = self._ids[slots, max(0, self.position - near) : self.position].tolist()
+        found = [slot for slot, ids in zip(slots, recent, strict=True) if self._stops(ids)]
+        return [slot for slot in found if self._stops(self._ids[slot, : self.position].tolist())]
+
+    def _stops(self, ids: list[int]) -> bool:
+        text = self.tokenizer.decode(ids)
+        return any(stop in text for stop in self.sampling.stop)
 
     def _end_table(self, vocab_size: int) -> Tensor:
         """[vocabulary] bool: the ids that end a response."""

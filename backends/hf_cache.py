@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from .batch import SharedPrompts
+
 
 class Reader(Protocol):
     """What a decoder needs of `hf_network.HFNetwork`."""
@@ -124,14 +126,14 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 class PrefixLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """A cache layer that holds prompts at first, and then gives each row its own prompt's keys and values."""
 
-    def __init__(self, prompt_of: Tensor) -> None:
+    def __init__(self, shared: SharedPrompts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._prompt_of = prompt_of
+        self._shared = shared
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Keep [prompts, heads, tokens, width]; or append [rows, heads, tokens, width] to them, for this pass alone."""
         if self.keys is None or self.values is None:
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             return key_states, value_states
-        keys, values = self.keys.index_select(0, self._prompt_of), self.values.index_select(0, self._prompt_of)
+        keys, values = self._shared.to_rows(self.keys), self._shared.to_rows(self.values)
         return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)

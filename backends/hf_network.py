@@ -84,16 +84,16 @@ class HFNetwork:
     def shared_states(self, shared: SharedPrompts, rows: Tensor, tokens: Tensor) -> Tensor:
         """[wanted, width]. Gradients flow back through the keys and values of a prompt from each of its rows."""
         cache: Any = DynamicCache(config=self._config)
-        cache.layers = [PrefixLayer(shared.prompt_of) for _ in range(self._config.num_hidden_layers)]
+        cache.layers = [PrefixLayer(shared) for _ in range(self._config.num_hidden_layers)]
         num_prompts, longest = shared.prompts.shape
         num_tokens = shared.responses.shape[1]
         columns = torch.arange(max(longest, num_tokens), device=rows.device)
         prompts = self.read(shared.prompts, columns[None, :longest], None, cache)
         last = torch.arange(num_prompts, device=rows.device) * longest + shared.lengths - 1
-        states = prompts.reshape(num_prompts * longest, -1).index_select(0, last.index_select(0, shared.prompt_of))
+        states = shared.to_rows(prompts.reshape(num_prompts * longest, -1).index_select(0, last))
         if not num_tokens:
             return states.index_select(0, rows)
-        start = shared.lengths.index_select(0, shared.prompt_of)[:, None] if shared.padded else longest
+        start = shared.to_rows(shared.lengths)[:, None] if shared.padded else longest
         mask = self._after_prompts(shared, columns)
         responses = self.read(shared.responses, columns[None, :num_tokens] + start, mask, cache)
         states = torch.cat([states[:, None], responses], 1)  # by the response token that each one predicts
@@ -136,7 +136,7 @@ class HFNetwork:
         before = columns[:num_tokens] <= columns[:num_tokens, None]
         if not shared.padded:
             return torch.nn.functional.pad(before, (longest, 0), value=True)[None, None]
-        prompt = (columns[:longest] < shared.lengths[:, None]).index_select(0, shared.prompt_of)
+        prompt = shared.to_rows(columns[:longest] < shared.lengths[:, None])
         shape = (len(prompt), 1, num_tokens)
         return torch.cat([prompt[:, None, None].expand(*shape, longest), before.expand(*shape, num_tokens)], -1)
 

@@ -133,7 +133,7 @@ def test_the_trainer_finds_the_sampler_s_log_probs(
     backend = make_backend(name, lr=None)
     rows = sampled(backend, TEXTS, max_new_tokens=12, temperature=temperature, ignore_eos=True)
     found = backend.forward(rows, ["logprobs", "entropy"], temperature)
-    np.testing.assert_allclose(found["logprobs"].values, rows["old_logprobs"].values, atol=1e-5)
+    np.testing.assert_allclose(found["logprobs"].values, rows["old_logprobs"].values, rtol=1e-5, atol=1e-5)
     module = backend.network.module
     for i in range(len(rows)):  # without padding, cache or batch
         ids = torch.tensor([[*rows["prompt_ids"][i], *rows["response_ids"][i]]]).long()
@@ -141,9 +141,9 @@ def test_the_trainer_finds_the_sampler_s_log_probs(
             logits = module(input_ids=ids).logits[0, len(rows["prompt_ids"][i]) - 1 : -1]
         logprobs = (logits / temperature).log_softmax(-1)
         chosen = logprobs.gather(1, torch.tensor(rows["response_ids"][i]).long()[:, None])[:, 0]
-        np.testing.assert_allclose(rows["old_logprobs"][i], chosen, atol=1e-5)
+        np.testing.assert_allclose(rows["old_logprobs"][i], chosen, rtol=1e-5, atol=1e-5)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-        np.testing.assert_allclose(found["entropy"][i], entropy, atol=1e-5)
+        np.testing.assert_allclose(found["entropy"][i], entropy, rtol=1e-5, atol=1e-5)
 
 
 def test_moving_open_rows_together_changes_nothing(
