@@ -109,10 +109,25 @@ class Tokenizer(Protocol):
 class Ranks(Protocol):
     """Where this process stands in its mesh."""
 
-    rank: int
-    world_size: int
-    dp_rank: int
-    dp_size: int
+    @property
+    def rank(self) -> int:
+        """Of all ranks of the mesh."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the mesh."""
+        ...
+
+    @property
+    def dp_rank(self) -> int:
+        """Its replica."""
+        ...
+
+    @property
+    def dp_size(self) -> int:
+        """Replicas of the mesh."""
+        ...
 
 
 class Backend(Protocol):
