@@ -1,7 +1,7 @@
 """What a worker does for each action: a generator of what it makes, and last a dict of metrics.
 
-Every action is given the worker, the firing and the content of its inputs. Rows that it makes are `Emitted` as soon as they
-exist, so that the next nodes can start; everything is keyed, and nothing here knows where rows go.
+Every action is given the worker, the firing and the content of its inputs. Rows that it makes are `Emitted` as soon as
+they exist, so that the next nodes can start; everything is keyed, and nothing here knows where rows go.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 from flowrl.backend import Metrics, Prompt, Response, Sum, Tokenizer
 from flowrl.columns import positional
 from flowrl.data import PromptReader, PromptSettings
-from flowrl.graph import EvaluateSpec, FilterSpec, ForwardSpec, FunctionSpec, PromptsSpec, RolloutSpec, UpdateSpec
+from flowrl.graph import EvaluateSpec, FilterSpec, ForwardSpec, FunctionSpec, Node, PromptsSpec, RolloutSpec, UpdateSpec
 from flowrl.rows import Column, Key, Ragged, Rows
 
 from .calls import Called, call_filter, call_function
+from .checkpoint import partial_folder
 from .events import Action, Firing
 
 if TYPE_CHECKING:
@@ -51,15 +52,14 @@ Parts = Sequence[Any]
 
 
 def prompts(worker: Worker, firing: Firing, parts: Parts) -> Made:
-    """Read a step's prompts; nothing is emitted once the source is used up."""
-    reader = _reader(worker, firing.node)
-    spec = worker.plan.graph[firing.node].spec
-    assert isinstance(spec, PromptsSpec)
-    batches = worker.plan.prompts_per_step[firing.node] // spec.batch
-    found = [reader.read(firing.step * batches + i) for i in range(batches)]
-    rows = [batch for batch in found if batch is not None]
-    if rows:
-        merged = Rows.concat(rows)
+    """Read a step's prompts; nothing is emitted once the source is used up.
+
+    A step may take several batches (``fl.update(batch=)``). When the source ends within one, `last` decides as it does
+    for a batch: the step is dropped, is short, or is filled up from the start.
+    """
+    found = _read(worker, firing)
+    if found:
+        merged = Rows.concat(found)
         yield Emitted(Rows([Key(firing.step, i) for i in range(len(merged))], merged.columns))
     yield {}
 
@@ -86,8 +86,9 @@ def forward(worker: Worker, firing: Firing, parts: Parts) -> Made:
     assert isinstance(node.spec, ForwardSpec)
     rows = Rows(firing.keys, worker.arguments(firing, parts))
     found = worker.model_of(firing).forward(rows, [node.spec.output], node.spec.temperature)
-    yield Emitted(Rows(found.keys, {node.outputs[0]: found[node.spec.output]}))
-    yield {}
+    made = Rows(found.keys, {node.outputs[0]: found[node.spec.output]})
+    yield Emitted(made)
+    yield _reward(worker, node, made)
 
 
 def function(worker: Worker, firing: Firing, parts: Parts) -> Made:
@@ -95,12 +96,9 @@ def function(worker: Worker, firing: Firing, parts: Parts) -> Made:
     node = worker.plan.graph[firing.node]
     assert isinstance(node.spec, FunctionSpec)
     called = call_function(node, node.spec, firing.keys, worker.arguments(firing, parts))
-    yield Emitted(called.rows, called.dropped)
-    metrics = {name: Sum(value, 1) for name, value in called.values.items()}
-    if node.kind == "reward" and called.rows is not None:
-        scores = called.rows["scores"]
-        metrics[_reward_name(worker, node.name)] = Sum(float(np.sum(scores, dtype=np.float64)), len(scores))
-    yield metrics
+    if called.rows is not None or called.dropped:
+        yield Emitted(called.rows, called.dropped)
+    yield {**{name: Sum(value, 1) for name, value in called.values.items()}, **_reward(worker, node, called.rows)}
 
 
 def filter(worker: Worker, firing: Firing, parts: Parts) -> Made:
@@ -152,8 +150,10 @@ def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
     made = _response_rows(responses, firing.version, model.tokenizer)
     shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
     called = _score(worker, node.name, node.spec, made.with_columns(**shared.columns))
-    scores = called.rows["scores"] if called.rows is not None else np.zeros(0)
-    yield {node.name: Sum(float(np.sum(scores, dtype=np.float64)), len(scores))}
+    metrics = {node.name: _sum_of(called.rows)}
+    if node.spec.score.on_error == "drop":  # a failed call is no score of 0: the share of them stands beside the mean
+        metrics[f"{node.name}/failed"] = Sum(len(called.dropped), len(made))
+    yield metrics
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def import_(worker: Worker, firing: Firing, parts: Parts) -> Made:
 def save(worker: Worker, firing: Firing, parts: Parts) -> Made:
     """Write models aside; the checkpoint is published by whoever asked for it, once all ranks have written."""
     for name in firing.settings["models"]:
-        worker.models[name].save(Path(firing.settings["folder"]) / f"step-{firing.version:06d}.partial" / name)
+        worker.models[name].save(partial_folder(Path(firing.settings["folder"]), firing.version) / name)
     yield {}
 
 
@@ -256,6 +256,21 @@ def _response_rows(responses: Sequence[Response], version: int, tokenizer: Token
     return Rows([response.key for response in responses], columns)
 
 
+def _read(worker: Worker, firing: Firing) -> list[Rows]:
+    """The batches of a step; none once the source is used up."""
+    spec = worker.plan.graph[firing.node].spec
+    assert isinstance(spec, PromptsSpec)
+    reader = _reader(worker, firing.node)
+    count = worker.plan.prompts_per_step[firing.node] // spec.batch
+    num_rows = reader.epochs.num_rows
+    end = spec.epochs * num_rows if spec.last == "wrap" and spec.epochs and num_rows else None
+    if end is not None and firing.step * count * spec.batch >= end:
+        return []  # the reader goes on for ever: the last step of all may take rows of one epoch more
+    found = [reader.read(firing.step * count + i) for i in range(count)]
+    rows = [batch for batch in found if batch is not None]
+    return [] if spec.last == "drop" and len(rows) < count else rows
+
+
 def _reader(worker: Worker, node: str) -> PromptReader:
     """The reader of a prompts node, made at its first firing."""
     if node not in worker.readers:
@@ -272,7 +287,7 @@ def _reader(worker: Worker, node: str) -> PromptReader:
             on_too_long=spec.on_too_long,
             on_missing=spec.on_missing,
             last=spec.last,
-            epochs=spec.epochs,
+            epochs=None if spec.last == "wrap" else spec.epochs,  # see _read
         )
         assert spec.model is not None, "prompts that no rollout reads are not fired"
         tokenizer = worker.load_backend(spec.model.backend).load_tokenizer(spec.model.source)
@@ -287,8 +302,13 @@ def _score(worker: Worker, name: str, spec: EvaluateSpec, rows: Rows) -> Called:
     return call_function(node, spec.score, rows.keys, {name: rows[name] for name in wanted})
 
 
-def _reward_name(worker: Worker, node: str) -> str:
-    """``reward``, or ``reward/NODE`` when there are several."""
-    rewards = [each.name for each in worker.plan.graph.nodes.values() if each.kind == "reward"]
-    return "reward" if len(rewards) == 1 else f"reward/{node}"
+def _reward(worker: Worker, node: Node, rows: Rows | None) -> Metrics:
+    """The scores that a node gave, as ``reward``, or ``reward/NODE`` when several nodes score."""
+    if "scores" not in node.outputs or rows is None:
+        return {}
+    scoring = [each for each in worker.plan.graph.nodes.values() if "scores" in each.outputs]
+    return {"reward" if len(scoring) == 1 else f"reward/{node.name}": _sum_of(rows)}
 
+
+def _sum_of(scored: Rows | None) -> Sum:
+    return Sum(0.0, 0) if scored is None else Sum(float(np.sum(scored["scores"], dtype=np.float64)), len(scored))

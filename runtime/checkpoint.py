@@ -1,24 +1,31 @@
 """Checkpoints: written aside, verified, made durable, and published by one rename.
 
-``checkpoints/step-000100/`` holds one folder a trained model and ``run.json``. A version is written to ``….partial`` by the
-ranks; only `publish` gives it its name, so a folder without that suffix is complete. The prompt cursor needs no file: the
+``checkpoints/step-000100/`` holds one folder a trained model and ``run.json``, which lists every file with its size. A
+version is written to ``….partial`` by the ranks; only `publish` gives it its name. The prompt cursor needs no file: the
 prompts of a step are a function of its number.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flowrl.errors import CheckpointError
-from flowrl.graph import Graph
+from flowrl.graph import Graph, UpdateSpec
 
 FOLDER = "checkpoints"
 RECORD = "run.json"
 PARTIAL = ".partial"
+_NAME = re.compile(r"step-(\d{6,})(\.partial)?")
+
+log = logging.getLogger("flowrl.checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,20 +39,34 @@ class Checkpoint:
     path: str = ""
 
 
+def partial_folder(checkpoints: Path, version: int) -> Path:
+    """Where the ranks write a version."""
+    return checkpoints / f"step-{version:06d}{PARTIAL}"
+
+
 def publish(run_dir: Path, checkpoint: Checkpoint) -> Path:
     """Give a version that all ranks have written its name.
 
     Raises:
-        CheckpointError: a model's folder is missing or empty.
+        CheckpointError: there is no model's folder, or one is empty.
     """
-    final = run_dir / FOLDER / f"step-{checkpoint.version:06d}"
-    partial = final.with_name(final.name + PARTIAL)
-    if not partial.is_dir() or not all(any(model.iterdir()) for model in partial.iterdir()):
-        raise CheckpointError(f"checkpoint '{partial}' is incomplete", fix="look for an error of a rank above")
-    (partial / RECORD).write_text(json.dumps(asdict(checkpoint), indent=2))
+    partial = partial_folder(run_dir / FOLDER, checkpoint.version)
+    final = partial.with_name(partial.name.removesuffix(PARTIAL))
+    models = [path for path in partial.iterdir() if path.is_dir()] if partial.is_dir() else []
+    empty = [path.name for path in models if not any(_files(path))]
+    if not models or empty:
+        raise CheckpointError(
+            f"checkpoint '{partial}' is incomplete",
+            found=f"nothing in {', '.join(map(repr, empty))}" if empty else "no model's folder",
+            wanted="files of every trained model",
+            fix="look for an error of a rank above; the newest complete checkpoint stays",
+        )
+    sizes = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial) if path.name != RECORD}
+    record = {"version": checkpoint.version, "fingerprint": checkpoint.fingerprint, "files": sizes}
+    (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
-    if final.exists():
+    if final.exists():  # `latest` has found it incomplete, or the run would have started behind it
         shutil.rmtree(final)
     os.rename(partial, final)
     _sync(final.parent)
@@ -53,30 +74,69 @@ def publish(run_dir: Path, checkpoint: Checkpoint) -> Path:
 
 
 def latest(run_dir: Path, graph: Graph) -> Checkpoint | None:
-    """The newest complete checkpoint of a run folder; None when it has none.
+    """The newest complete checkpoint of a run folder; None when it has none. A newer one that is not is warned of.
 
     Raises:
         CheckpointError: it is of another graph.
     """
-    for path in sorted((run_dir / FOLDER).glob("step-*"), reverse=True):
-        if path.suffix == PARTIAL or not (path / RECORD).is_file():
+    found = [(int(match[1]), path) for path, match in _ours(run_dir)]
+    for version, path in sorted(found, key=lambda each: (each[0], not each[1].name.endswith(PARTIAL)), reverse=True):
+        record = _record(path)
+        if missing := _missing(path, record, version, graph):
+            log.warning("checkpoint '%s' is incomplete and is passed over: it lacks %s", path, ", ".join(missing))
             continue
-        found = json.loads((path / RECORD).read_text())
-        if found["fingerprint"] != graph.fingerprint:
-            raise CheckpointError(
-                f"checkpoint '{path}' is of another graph",
-                found=found["fingerprint"],
-                wanted=graph.fingerprint,
-                fix="resume with the graph and parameters of that run, or start in a new --run-dir",
-            )
-        return Checkpoint(version=found["version"], fingerprint=found["fingerprint"], path=str(path))
+        return Checkpoint(version=version, fingerprint=record["fingerprint"], path=str(path))
     return None
 
 
 def sweep(run_dir: Path) -> None:
-    """Remove what an interrupted write has left."""
-    for path in (run_dir / FOLDER).glob(f"*{PARTIAL}"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what an interrupted write has left, and nothing that is not ours."""
+    for path, match in list(_ours(run_dir)):
+        if match[2]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _ours(run_dir: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    """Folders under a checkpoint's name, complete or not."""
+    for path in (run_dir / FOLDER).glob("step-*"):
+        if path.is_dir() and (match := _NAME.fullmatch(path.name)):
+            yield path, match
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """What a checkpoint's record says; nothing when there is none, or only part of one."""
+    try:
+        record = json.loads((path / RECORD).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _missing(path: Path, record: dict[str, Any], version: int, graph: Graph) -> list[str]:
+    """What a checkpoint lacks; nothing when it is complete.
+
+    Raises:
+        CheckpointError: it is complete, but of another graph.
+    """
+    sizes = record.get("files")
+    if record.get("version") != version or not isinstance(sizes, dict):
+        trained = {n.model.name for n in graph.nodes.values() if n.model and isinstance(n.spec, UpdateSpec)}
+        return [repr(RECORD), *(f"model {name!r}" for name in sorted(trained) if not any(_files(path / name)))]
+    lost = [name for name, size in sizes.items() if not (path / name).is_file() or (path / name).stat().st_size != size]
+    if path.name.endswith(PARTIAL) and not lost:
+        return ["its name: it was not published"]
+    if not lost and record.get("fingerprint") != graph.fingerprint:
+        raise CheckpointError(
+            f"checkpoint '{path}' is of another graph",
+            found=record.get("fingerprint"),
+            wanted=graph.fingerprint,
+            fix="resume with the graph and parameters of that run, or start in a new --run-dir",
+        )
+    return [f"{name!r} of {sizes[name]} bytes" for name in lost]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
 
 
 def _sync(path: Path) -> None:

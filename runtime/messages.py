@@ -51,8 +51,11 @@ def pack_event(event: Event) -> dict[str, Any]:
             if block is not None:
                 lengths = _numbers(block.lengths)
                 packed = [block.number, _keys(block.keys), list(block.columns), block.num_bytes, lengths]
-            reasons = [[_keys([key]), reason] for key, reason in dropped.items()]
-            return {"is": "produced", "firing": firing, "attempt": attempt, "block": packed, "dropped": reasons}
+            reasons: dict[str, list[Key]] = {}
+            for key, reason in dropped.items():
+                reasons.setdefault(reason, []).append(key)
+            packed_reasons = [[reason, _keys(keys)] for reason, keys in reasons.items()]
+            return {"is": "produced", "firing": firing, "attempt": attempt, "block": packed, "dropped": packed_reasons}
         case Finished(_, firing, attempt, metrics, compute_s):
             sums = {name: list(value) for name, value in metrics.items()}
             return {"is": "finished", "firing": firing, "attempt": attempt, "metrics": sums, "compute_s": compute_s}
@@ -72,7 +75,7 @@ def unpack_event(worker: str, message: dict[str, Any]) -> Event:
             if message["block"] is not None:
                 number, keys, columns, num_bytes, lengths = message["block"]
                 block = Block(worker, number, _unkeys(keys), tuple(columns), num_bytes, _tuple(lengths))
-            dropped = {_unkeys(key)[0]: reason for key, reason in message["dropped"]}
+            dropped = {key: reason for reason, keys in message["dropped"] for key in _unkeys(keys)}
             return Produced(worker, message["firing"], message["attempt"], block, dropped)
         case "finished":
             metrics = {name: Sum(*value) for name, value in message["metrics"].items()}

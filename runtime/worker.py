@@ -1,7 +1,7 @@
-"""One rank: holds models and blocks, and fires nodes. It knows no sockets; whoever drives it brings inputs and takes events.
+"""One rank: holds models and blocks, and fires nodes. It knows no sockets: its driver brings inputs and takes events.
 
-`Worker.fire` is a generator: each `Produced` says that rows lie here under a block's number, for `Worker.block` to hand out;
-the last event is `Finished` or `Failed`. A user's exception becomes a `Failed` with its own traceback.
+`Worker.fire` is a generator: each `Produced` says that rows lie here under a block's number, for `Worker.block` to hand
+out; the last event is `Finished` or `Failed`. A user's exception becomes a `Failed` with its own traceback.
 """
 
 from __future__ import annotations
@@ -59,18 +59,22 @@ class Worker:
             parts: the content of each of its inputs, in their order.
         """
         metrics: Metrics = {}
+        compute_s = 0.0
         begun = time.perf_counter()
         try:
             for emitted in ACTIONS[firing.action](self, firing, parts):
                 if isinstance(emitted, dict):
                     metrics = emitted
-                else:
-                    yield self._produced(firing, emitted)
+                    continue
+                compute_s += time.perf_counter() - begun
+                yield self._produced(firing, emitted)
+                begun = time.perf_counter()  # what the driver did meanwhile is not the node's
         except Exception as error:
             yield Failed(self.name, firing.id, firing.attempt, describe_error(error))
             return
-        compute_s = time.perf_counter() - begun
-        yield Finished(self.name, firing.id, firing.attempt, {n: Sum(*s) for n, s in metrics.items()}, compute_s)
+        compute_s += time.perf_counter() - begun
+        sums = {name: Sum(_plain(total), _plain(weight)) for name, (total, weight) in metrics.items()}
+        yield Finished(self.name, firing.id, firing.attempt, sums, compute_s)
 
     def block(self, number: int, rows: Sequence[int] | None, columns: Sequence[str]) -> Content:
         """Part of a block that lies here; tensors are given whole."""
@@ -105,15 +109,7 @@ class Worker:
         if emitted.content is not None:
             self._next_block += 1
             self.blocks[self._next_block] = emitted.content
-            rows = emitted.content if isinstance(emitted.content, Rows) else None
-            block = Block(
-                worker=self.name,
-                number=self._next_block,
-                keys=tuple(rows.keys) if rows is not None else (),
-                columns=tuple(rows.columns) if rows is not None else (),
-                num_bytes=rows.num_bytes if rows is not None else 0,
-                lengths=emitted.lengths,
-            )
+            block = _describe_block(self.name, self._next_block, emitted)
         return Produced(self.name, firing.id, firing.attempt, block, emitted.dropped)
 
 
@@ -123,16 +119,35 @@ def inputs_here(worker: str, firing: Firing) -> list[tuple[int, Input]]:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as plain values: its type, message, the parts of a `FlowrlError`, and Python's traceback."""
-    ours = isinstance(error, FlowrlError)
-    return {
-        "type": type(error).__name__,
-        "problem": error.problem if isinstance(error, FlowrlError) else f"{type(error).__name__}: {error}",
-        "at": str(error.at) if isinstance(error, FlowrlError) and error.at else None,
-        "found": None if not isinstance(error, FlowrlError) or error.found is None else str(error.found),
-        "wanted": None if not isinstance(error, FlowrlError) or error.wanted is None else str(error.wanted),
-        "fix": error.fix if isinstance(error, FlowrlError) else None,
-        "traceback": "".join(traceback.format_exception(error)).rstrip(),
-        "ours": ours,
-    }
+    """An exception as plain values: its type, message, the parts of a `FlowrlError`, and a traceback.
 
+    That of a `NodeError` is the one it brings along: a user's own, without our frames.
+    """
+    told: dict[str, Any] = {
+        "type": type(error).__name__,
+        "problem": f"{type(error).__name__}: {error}",
+        "at": None,
+        "found": None,
+        "wanted": None,
+        "fix": None,
+        "traceback": getattr(error, "traceback", "") or "".join(traceback.format_exception(error)).rstrip(),
+        "ours": isinstance(error, FlowrlError),
+    }
+    if isinstance(error, FlowrlError):
+        parts = {"at": error.at, "found": error.found, "wanted": error.wanted, "fix": error.fix}
+        told |= {name: None if value is None else str(value) for name, value in parts.items()}
+        told["problem"] = error.problem
+    return told
+
+
+def _describe_block(worker: str, number: int, emitted: Emitted) -> Block:
+    content = emitted.content
+    if isinstance(content, Rows):
+        keys, columns = tuple(content.keys), tuple(content.columns)
+        return Block(worker, number, keys, columns, content.num_bytes, emitted.lengths)
+    return Block(worker, number, (), (), sum(tensor.numel() * tensor.element_size() for tensor in content.values()))
+
+
+def _plain(number: Any) -> int | float:
+    """A number as a message carries it; numpy's and torch's become Python's."""
+    return number if type(number) in (int, float) else float(number)
