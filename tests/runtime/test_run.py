@@ -196,7 +196,7 @@ def test_the_inline_launcher_refuses_several_ranks_and_says_what_to_do(
 def test_an_exception_in_a_reward_ends_the_run_with_its_own_traceback(tmp_path: Path, launcher: str) -> None:
     done = flowrl(tmp_path, "--trouble", "raise", "--launcher", launcher)
     assert done.returncode == 1
-    assert "node 'digits' failed (worker 'score.0'): ValueError: the sandbox is gone" in done.stderr
+    assert "'digits' raised ValueError: the sandbox is gone (worker 'score.0')" in done.stderr
     assert "graph_to_run.py" in done.stderr
     assert 'raise ValueError("the sandbox is gone")' in done.stderr
     assert_nothing_left(tmp_path)
