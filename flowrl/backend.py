@@ -1,9 +1,9 @@
 """The contract between the runtime and whatever runs a model: the only seam between the two.
 
 The runtime makes one `Backend` a model and rank, by the table in `runtime/registry.py`. A backend knows its ranks, its
-memory and its numerics; it knows nothing of graphs, queues or schedules. All sums that it reports are *unnormalised*: the
-caller divides once, over the whole mini-batch and all data-parallel ranks, so that micro-batch split, padding and dp size
-cannot change a result beyond rounding.
+memory and its numerics; it knows nothing of graphs, queues or schedules. All sums that it reports are *unnormalised*:
+the caller divides once, over the whole mini-batch and all data-parallel ranks, so that micro-batch split, padding and
+dp size cannot change a result beyond rounding.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Backend(Protocol):
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Response]:
         """Answer each prompt `sampling.n` times; yield each response when it ends.
 
-        A response is a function of weights, prompt ids, sampling, `seed` and its key: it does not depend on which others
-        share its batch, nor on their order.
+        A response is a function of weights, prompt ids, sampling, `seed` and its key: it does not depend on which
+        others share its batch, nor on their order.
         """
         ...
 
@@ -168,9 +168,9 @@ class Backend(Protocol):
             max_tokens: most padded tokens (rows x longest) in one forward pass; None for all rows at once.
 
         Returns:
-            Sums. The totals of ``"tokens"`` and ``"rows"`` count trained tokens and the rows that have one: over the whole
-            mini-batch they make the denominator (`Loss.denominator`). ``"loss"`` is the unnormalised sum under the weight
-            of its own denominator; ``"kl"``, ``"entropy"`` and the rest are sums over trained tokens.
+            Sums. The totals of ``"tokens"`` and ``"rows"`` count trained tokens and the rows that have one: over the
+            whole mini-batch they make the denominator (`Loss.denominator`). ``"loss"`` is the unnormalised sum under
+            the weight of its own denominator; ``"kl"``, ``"entropy"`` and the rest are sums over trained tokens.
 
         Raises:
             NodeError: a trained token has a loss that is not finite.
