@@ -6,12 +6,13 @@ it was dropped, so that filters do not change a rate. One firing of
 
 * ``prompts`` gives a step: ``batch`` prompts,
 * ``rollout`` takes a prompt and gives its ``n`` samples,
-* a node per row, group or batch takes and gives 1, ``n`` or ``batch x n`` samples,
+* a node per row, group or batch takes and gives 1, ``n`` or, like the update, ``batch x n`` samples,
 * ``update`` takes ``batch x n`` samples, its own batch, and gives one version.
 
 A node that reads a column of the prompts takes the prompt's row once for all samples of its group: 1/n a sample. The
-version edge carries *permits to start a step*: an update gives as many as steps went into it, a rollout takes
-``1/batch`` a prompt, and ``staleness + 1`` lie there at the start, for version 0 exists before anything ran.
+version edge carries *permits to start a step*, and a step is what one version consumes: an update gives one, a rollout
+takes ``1/batch`` of one a prompt, where ``batch`` is the update's, and ``staleness + 1`` lie there at the start, for
+version 0 exists before anything ran.
 `fl.evaluate` is left out: it reads one pinned batch whenever its version comes, so nothing flows.
 
 *No deadlock*: by their theorem it is enough that one iteration (every node as often as its repetition says) runs to its
@@ -181,7 +182,8 @@ def _samples_a_firing(origins: Origins, node: Node) -> int:
     n, step = max(1, origins.group_size(node.name)), max(1, origins.step_size(node.name))
     if isinstance(node.spec, UpdateSpec):
         return (node.spec.batch or step) * n
-    return {"row": 1, "group": n, "batch": step * n}[node.per]
+    whole = max([step, *(origins.versions[rollout.name] for rollout in origins.rollouts[node.name])])
+    return {"row": 1, "group": n, "batch": whole * n}[node.per]
 
 
 def _row_flow(origins: Origins, source: Node, target: Node) -> Flow:
@@ -225,16 +227,14 @@ def _version_flows(origins: Origins, update: Node) -> list[Flow]:
     for rollout in origins.rollouts[update.name]:
         step = origins.step_size(rollout.name)
         if rollout.model is update.model and isinstance(rollout.spec, RolloutSpec) and step:
-            steps = Fraction(update.spec.batch or step, step)
-            permits = rollout.spec.staleness + 1
             result.append(
                 Flow(
                     source=update.name,
                     target=rollout.name,
                     columns=(),
-                    gives=steps,
-                    takes=Fraction(1, step),
-                    tokens=permits,
+                    gives=Fraction(1),
+                    takes=Fraction(1, update.spec.batch or step),
+                    tokens=rollout.spec.staleness + 1,
                 )
             )
     return result
@@ -265,7 +265,7 @@ def _run_one_iteration(graph: Graph, origins: Origins, edges: list[Flow], times:
             open_.update(dict.fromkeys(queue.flow.source for queue in inputs[name]))
             open_.update(dict.fromkeys(queue.flow.target for queue in outputs[name]))
     if any(left.values()):
-        raise _deadlock(graph, origins, queues, left)
+        raise _deadlock(graph, queues, left)
     return queues
 
 
@@ -314,12 +314,8 @@ def _unbalanced(graph: Graph, flow: Flow, times: Mapping[str, Fraction]) -> Rate
     )
 
 
-def _deadlock(graph: Graph, origins: Origins, queues: list[_Queue], left: Mapping[str, int]) -> RateError:
-    """Who waits for what when nothing can fire; an update that waits for more steps than may start is the usual one."""
-    for queue in queues:
-        flow = queue.flow
-        if flow.capacity is None and left[flow.source] and flow.tokens < flow.gives:
-            return _too_few_permits(graph, origins, flow)
+def _deadlock(graph: Graph, queues: list[_Queue], left: Mapping[str, int]) -> RateError:
+    """Who waits for what when nothing can fire."""
     waits = [
         f"'{queue.flow.target}' waits for '{queue.flow.source}'"
         for queue in queues
@@ -327,18 +323,3 @@ def _deadlock(graph: Graph, origins: Origins, queues: list[_Queue], left: Mappin
     ]
     return RateError("the bounded queues deadlock", at=graph.at, found="; ".join(waits), wanted="one full iteration")
 
-
-def _too_few_permits(graph: Graph, origins: Origins, flow: Flow) -> RateError:
-    update, rollout = graph[flow.source], graph[flow.target]
-    step, needed = origins.step_size(rollout.name), math.ceil(flow.gives)
-    batch = f"{needed * step} prompts, {needed} steps of {step}"
-    may_start = f"'{rollout.name}' may start {flow.tokens} at staleness={flow.tokens - 1}"
-    return RateError(
-        f"nodes '{update.name}' and '{rollout.name}' wait for each other: version 1 needs step {needed - 1}, and step "
-        f"{flow.tokens} needs version 1",
-        at=update.at,
-        node=update.name,
-        found=f"'{update.name}' consumes {batch}; {may_start}",
-        wanted=f"no more steps a version than may start: staleness + 1 >= {needed}",
-        fix=f"staleness >= {needed - 1} in '{rollout.name}', or batch={step} in '{update.name}'",
-    )
