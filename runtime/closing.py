@@ -88,10 +88,9 @@ class Closing:
             consumed = set().union(*(progress.done for progress in terminals)) if in_run else set()
             left = ledger.open_rows(number) - consumed
             if consumed:
-                lags = ledger.lags(number, consumed, number)
+                lags = ledger.consume(number, consumed, number)
                 mean = Sum(sum(lag * rows for lag, rows in lags.items()), len(consumed))
                 self.metrics.add(number, {"lag": mean})
-                ledger.consume(number, consumed, number)
             dead = {key: why for progress in terminals for key, why in progress.dead.items() if key in left}
             for reason, keys in by_reason(dead if in_run else dict.fromkeys(left, "the data ended")).items():
                 ledger.drop(number, set(keys), reason)

@@ -17,7 +17,7 @@ record     all rows                                            the host
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -66,14 +66,21 @@ class Dispatch:
             "record": self._record,
         }
         later_first = sorted(plan.stages.values(), key=lambda stage: -stage.depth)
-        self._order = [(stage.name, self._launchers[stage.action]) for stage in later_first if self.is_fired(stage)]
+        self._order = [
+            (stage.name, self._launchers[stage.action], stage.action in ("forward", "function", "filter"))
+            for stage in later_first
+            if self.is_fired(stage)
+        ]
+        self._metrics = {name for name, node in plan.graph.nodes.items() if node.kind == "metric"}
         self._updates = [stage.name for stage in plan.stages.values() if stage.action == "backward"]
         self._samplers = _readers_of(plan, list(weights.home))
 
     def launch(self, step: StepRows) -> None:
         """Fire what can be fired of a step, its later stages first."""
-        for name, launch in self._order:
-            launch(step, step.stages[name])
+        for name, launch, takes_ready in self._order:
+            progress = step.stages[name]
+            if progress.ready or not takes_ready:
+                launch(step, progress)
 
     def is_fired(self, stage: Stage) -> bool:
         """Whether a stage is fired once for each step: evaluations are not, nor are prompts that only they read."""
@@ -88,7 +95,7 @@ class Dispatch:
 
     def is_trained(self, step: StepRows) -> bool:
         """Whether all updates of a step have published their version."""
-        versions = [self.weights.versions[self.plan.model_of(update)] for update in self._updates]
+        versions = [self.weights.versions[self.plan.model_of[update]] for update in self._updates]
         return all(version > step.number for version in versions)
 
     def forget(self, step: StepRows) -> None:
@@ -110,49 +117,49 @@ class Dispatch:
         worker = self.plan.pools[stage.pool].workers[0]
         if self.orders.has_room(worker):
             progress.fired.add(0)
-            self._fire(worker, step, progress, "prompts", (), missing=0)
+            self._fire(worker, step, progress, "prompts", (), set(), missing=0)
 
     def _rollout(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
-        if not progress.known or not self._may_sample(stage, step.number):
+        fired_all = len(progress.fired) == self.plan.pools[stage.pool].size
+        if fired_all or not progress.known or not self._may_sample(stage, step.number):
             return
         for share, worker in self._shares_to_fire(step, progress):
             progress.fired.add(share.rank)
             version = self.weights.served(stage)
             self.ledgers[stage.name].issue(step.number, share.samples, self.weights.age(stage))
-            self._fire(worker, step, progress, "rollout", share.prompts, missing=len(share.samples), version=version)
+            prompts, missing = share.prompts, len(share.samples)
+            self._fire(worker, step, progress, "rollout", prompts, set(prompts), missing=missing, version=version)
 
     def _may_sample(self, stage: Stage, step: int) -> bool:
         """Admission: both the trainer's version and the one that the rollout's ranks hold are new enough."""
         return self.ledgers[stage.name].admits(step, self.weights.age(stage)) and self.weights.at_rest(stage)
 
     def _forward(self, step: StepRows, progress: StageProgress) -> None:
-        if not progress.ready:
-            return
         version = self.weights.served(progress.stage)
-        if self.plan.model_of(progress.stage.name) in self.weights.versions and version != step.number:
+        if self.plan.model_of[progress.stage.name] in self.weights.versions and version != step.number:
             return  # an earlier step trains first
         for share, worker in self._shares_to_fire(step, progress):
             if share.rows <= progress.settled:
                 progress.fired.add(share.rank)
                 if keys := progress.ready_of(share.samples):
-                    self._fire(worker, step, progress, "forward", progress.take(keys), version=version)
+                    self._fire(worker, step, progress, "forward", keys, progress.take(keys), version=version)
 
     def _function(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
-        if not progress.ready or not (workers := self.orders.with_room(stage.pool)):
+        if not (workers := self.orders.with_room(stage.pool)):
             return
         keys = progress.takeable()
         if stage.per == "batch":
             workers = workers[:1]
         for part, worker in zip(_even(keys, stage.per == "group", len(workers)), workers, strict=True):
             if part:
-                missing = len(part) if self.plan.graph[stage.name].kind != "metric" else 0
-                self._fire(worker, step, progress, stage.action, progress.take(part), missing=missing)
+                missing = 0 if stage.name in self._metrics else len(part)
+                self._fire(worker, step, progress, stage.action, part, progress.take(part), missing=missing)
 
     def _update(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
-        version = self.weights.versions[self.plan.model_of(stage.name)]
+        version = self.weights.versions[self.plan.model_of[stage.name]]
         if not progress.known or version != step.number or self.saves.due(version):
             return  # an earlier step trains first, and a checkpoint is taken between two versions
         update = self._round(step, progress)
@@ -161,8 +168,8 @@ class Dispatch:
             worker = self.plan.pools[stage.pool].workers[each.rank]
             if update.running[each.rank] < MAX_QUEUED:  # whatever else it holds: nothing else may hold up training
                 update.begin_pass(each)
-                progress.ready.difference_update(each.keys)
-                self._fire(worker, step, progress, "backward", each.keys, version=version, missing=0)
+                rows = progress.take(each.keys)
+                self._fire(worker, step, progress, "backward", each.keys, rows, version=version, missing=0)
         if update.step_due() and self._may_step(step, stage):
             self._step(step, progress, update)
 
@@ -179,7 +186,7 @@ class Dispatch:
 
     def _may_step(self, step: StepRows, stage: Stage) -> bool:
         """Whether nothing reads the weights at this version any more: the first optimizer step ends it."""
-        model = self.plan.model_of(stage.name)
+        model = self.plan.model_of[stage.name]
         if model in self.weights.changing:
             return True
         read = all(step.stages[name].finished for name in self._samplers[model])
@@ -195,7 +202,7 @@ class Dispatch:
             self.orders.commands.append(Warn(text))
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}
         update.begin_step()
-        self.weights.changing.add(self.plan.model_of(stage.name))
+        self.weights.changing.add(self.plan.model_of[stage.name])
         progress.running += update.num_ranks
         version = step.number + 1
         self.orders.fire_on_all(stage.pool, stage.name, "step", step.number, version=version, settings=settings)
@@ -208,7 +215,7 @@ class Dispatch:
         dropped = {str(row): progress.dead[key] for row, key in enumerate(keys) if key in progress.dead}
         progress.fired.add(0)
         progress.ready = set()
-        self._fire(worker, step, progress, "record", keys, missing=0, settings={"dropped": dropped})
+        self._fire(worker, step, progress, "record", keys, set(keys), missing=0, settings={"dropped": dropped})
 
     # --- parts of them
 
@@ -228,6 +235,7 @@ class Dispatch:
         progress: StageProgress,
         action: Action,
         keys: Sequence[Key],
+        rows: Set[Key],
         *,
         missing: int | None = None,
         version: int = 0,
@@ -241,7 +249,7 @@ class Dispatch:
             action,
             step.number,
             keys=keys,
-            inputs=step.inputs(stage, keys) if keys else (),
+            inputs=step.inputs(stage, rows) if keys else (),
             version=version,
             settings=settings,
             missing=len(keys) if missing is None else missing,
@@ -250,7 +258,7 @@ class Dispatch:
 
 def _even(keys: Sequence[Key], whole_groups: bool, count: int) -> list[Sequence[Key]]:
     """`count` parts of about equal size."""
-    if not whole_groups:
+    if count == 1 or not whole_groups:
         return parts(keys, count)
     groups = [list(members) for _, members in groupby(keys, key=itemgetter(1))]
     return [[key for group in part for key in group] for part in parts(groups, count)]
@@ -259,4 +267,4 @@ def _even(keys: Sequence[Key], whole_groups: bool, count: int) -> list[Sequence[
 def _readers_of(plan: Plan, models: list[str]) -> dict[str, list[str]]:
     """Stages that read the weights of each model, other than its update."""
     readers = [stage for stage in plan.stages.values() if stage.action in ("rollout", "forward")]
-    return {model: [stage.name for stage in readers if plan.model_of(stage.name) == model] for model in models}
+    return {model: [stage.name for stage in readers if plan.model_of[stage.name] == model] for model in models}

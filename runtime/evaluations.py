@@ -44,7 +44,7 @@ class Evaluations:
 
     def read_prompts(self) -> None:
         """Ask for the first step's prompts of each source, once."""
-        for name in self._held.keys() - set(self._asked.values()):
+        for name in self._held if len(self._asked) < len(self._held) else ():
             worker = self.plan.pools[self.plan.stages[name].pool].workers[0]
             firing = self.orders.fire(worker, name, "prompts", 0, settings={"held": True})
             self._asked[firing.id] = name
@@ -89,7 +89,7 @@ class Evaluations:
 
     def busy_with(self, model: str) -> bool:
         """Whether a version of a model is being evaluated or still to be."""
-        own = [stage for stage in self.stages if self.plan.model_of(stage.name) == model]
+        own = [stage for stage in self.stages if self.plan.model_of[stage.name] == model]
         return any(self._running[stage.name] or self._due(stage) for stage in own)
 
     def holds_open(self, step: int) -> bool:
@@ -102,7 +102,7 @@ class Evaluations:
         return metrics if firing.version else {f"{name}/start": value for name, value in metrics.items()}
 
     def _version(self, stage: Stage) -> int:
-        return self.weights.versions.get(self.plan.model_of(stage.name), 0)
+        return self.weights.versions.get(self.plan.model_of[stage.name], 0)
 
     def _line(self, version: int) -> int:
         return max(version - 1, 0)
@@ -121,6 +121,6 @@ class Evaluations:
         for worker, mine in zip(pool.workers, parts(keys, pool.size), strict=True):
             if mine:
                 self._running[stage.name] += 1
-                inputs = rows.inputs(stage, mine)
+                inputs = rows.inputs(stage, set(mine))
                 step = self._line(version)
                 self.orders.fire(worker, stage.name, "evaluate", step, keys=mine, inputs=inputs, version=version)

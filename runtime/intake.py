@@ -44,7 +44,8 @@ class Intake:
             fresh = self.ledgers[node].produce(step.number, block.keys)
         else:
             fresh = set(block.keys) - progress.done
-            fresh.difference_update(progress.dead)
+            if progress.dead:
+                fresh.difference_update(progress.dead)
         counts[node, "repeated"] += len(block.keys) - len(fresh)
         if not fresh:
             self.orders.free([block])

@@ -78,7 +78,7 @@ class Ledger:
         Raises:
             LedgerError: one of them was issued before.
         """
-        entry = self._steps.setdefault(step, _Step())
+        entry = self._steps.get(step) or self._steps.setdefault(step, _Step())
         new = set(keys)
         known = next((rows & new for rows in entry.rows.values() if rows & new), None)
         if known or len(new) < len(keys):
@@ -103,17 +103,20 @@ class Ledger:
         self._move(step, fresh, State.ISSUED, State.PRODUCED)
         return fresh
 
-    def consume(self, step: int, keys: Set[Key], version: int) -> None:
-        """Rows are trained while the trainer has `version`.
+    def consume(self, step: int, keys: Set[Key], version: int) -> Counter[int]:
+        """Rows are trained while the trainer has `version`. Returns their number by lag: `version` minus the row's.
 
         Raises:
             LedgerError: a row is consumed twice, was dropped, or lags more than the staleness.
         """
         self._move(step, keys, State.PRODUCED, State.CONSUMED)
-        lag = max(self.lags(step, keys, version), default=0)
+        versions = self._steps[step].versions if keys else {}
+        lags = +Counter({version - own: len(rows & keys) for own, rows in versions.items()})
+        lag = max(lags, default=0)
         self._max_lag = max(self._max_lag, lag)
         if lag > self.staleness:
             raise LedgerError(f"a row of step {step} is consumed with lag {lag}; the staleness is {self.staleness}")
+        return lags
 
     def drop(self, step: int, keys: Set[Key], reason: str) -> None:
         """Rows will not be trained; they may or may not exist.
@@ -128,18 +131,13 @@ class Ledger:
 
     def state(self, key: Key) -> State | None:
         """None before a row is issued, and once its step is closed."""
-        entry = self._steps.get(key.step, _Step())
-        return next((state for state, keys in entry.rows.items() if key in keys), None)
-
-    def lags(self, step: int, keys: Set[Key], version: int) -> Counter[int]:
-        """Rows by their lag: `version`, the trainer's, minus the row's."""
-        entry = self._steps.get(step, _Step())
-        return +Counter({version - own: len(rows & keys) for own, rows in entry.versions.items()})
+        entry = self._steps.get(key.step)
+        return next((state for state, keys in entry.rows.items() if key in keys), None) if entry else None
 
     def open_rows(self, step: int) -> set[Key]:
         """Rows of a step that are neither consumed nor dropped."""
-        entry = self._steps.get(step, _Step())
-        return entry.rows[State.ISSUED] | entry.rows[State.PRODUCED]
+        entry = self._steps.get(step)
+        return entry.rows[State.ISSUED] | entry.rows[State.PRODUCED] if entry else set()
 
     def close(self, step: int) -> None:
         """Fold a step into the totals.
@@ -169,10 +167,11 @@ class Ledger:
     def _move(self, step: int, keys: Set[Key], before: State, after: State) -> None:
         if not keys:
             return
-        rows = self._steps.get(step, _Step()).rows
-        if stray := keys - rows[before]:
+        entry = self._steps.get(step)
+        if stray := keys - entry.rows[before] if entry else keys:
             found = self.state(min(stray))
             raise LedgerError(f"{min(stray)} cannot be {after.value}: it is {found.value if found else 'unknown'}")
-        rows[before] -= keys
-        rows[after] |= keys
+        assert entry is not None
+        entry.rows[before] -= keys
+        entry.rows[after] |= keys
         self._counts[after] += len(keys)

@@ -43,11 +43,12 @@ class Pool:
     mesh: Mesh | None = None
     models: tuple[str, ...] = ()
     """Models that each of its ranks holds."""
+    workers: tuple[str, ...] = field(init=False)
+    """Names of its workers, by rank."""
 
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Names of its workers, by rank."""
-        return (self.name,) if self.kind == "host" else tuple(f"{self.name}.{rank}" for rank in range(self.size))
+    def __post_init__(self) -> None:
+        ranks = tuple(f"{self.name}.{rank}" for rank in range(self.size))
+        object.__setattr__(self, "workers", (self.name,) if self.kind == "host" else ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,9 +89,13 @@ class Plan:
     """By stage: those that wait for it."""
     in_space: dict[str, tuple[Stage, ...]] = field(init=False)
     """By rollout: the stages whose rows are its samples, itself included."""
+    model_of: dict[str, str] = field(init=False)
+    """By stage: the name of the model that it runs."""
 
     def __post_init__(self) -> None:
         stages = self.stages.values()
+        nodes = self.graph.nodes.items()
+        object.__setattr__(self, "model_of", {name: node.model.name for name, node in nodes if node.model is not None})
         readers = {name: tuple(s for s in stages if name in s.waits_for) for name in self.stages}
         object.__setattr__(self, "readers", readers)
         in_space = {name: tuple(s for s in stages if s.space == name) for name in self.samples_per_prompt}
@@ -99,12 +104,6 @@ class Plan:
     def workers(self) -> list[str]:
         """Names of all workers."""
         return [worker for pool in self.pools.values() for worker in pool.workers]
-
-    def model_of(self, stage: str) -> str:
-        """Name of the model that a stage runs."""
-        model = self.graph[stage].model
-        assert model is not None
-        return model.name
 
     def loss(self, update: str) -> Loss:
         """What an update minimises."""

@@ -11,17 +11,22 @@ A step of 256 rows passes eight stages in a millisecond only if no Python runs a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, product
+from operator import itemgetter
 from typing import TypeVar
 
-from flowrl.rows import PROMPT, Key
+from flowrl.rows import Key
 
 from .events import Block, Input
 from .plan import Plan, Stage
 
 T = TypeVar("T")
+_PROMPT_OF = itemgetter(1)
+_KEY: Callable[[tuple[int, ...]], Key] = partial(tuple.__new__, Key)
+"""`Key` of a tuple, without a Python frame a key."""
 
 
 def parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
@@ -59,6 +64,7 @@ class StageProgress:
         """Whether the step's prompts are read, and with them the keys of all its rows."""
         self.expected: tuple[Key, ...] = ()
         """The rows of the step, in order of their keys."""
+        self.group_size = 1
         self.ready: set[Key] = set()
         self.settled: set[Key] = set()
         self.done: set[Key] = set()
@@ -78,18 +84,20 @@ class StageProgress:
         """The rows of the step are these, all of them samples of `prompts`."""
         self.known = True
         self.expected = keys
+        self.group_size = len(keys) // len(prompts)
         if self.stage.per == "group":
-            self._left = Counter({key.prompt: len(keys) // len(prompts) for key in prompts})
+            self._left = Counter(dict.fromkeys(map(_PROMPT_OF, prompts), self.group_size))
 
     def arrive(self, source: str, keys: Set[Key]) -> None:
-        """`source` has passed these rows on."""
-        self._arrived[source] |= keys
-        new = set(keys)
-        for arrived in self._arrived.values():
-            new &= arrived
-        new -= self.settled
-        self.ready |= new
-        self._settle(new)
+        """`source` has passed these rows on, each once."""
+        if len(self._arrived) > 1:
+            self._arrived[source] |= keys
+            for other, arrived in self._arrived.items():
+                if other != source:
+                    keys = keys & arrived
+            keys = keys - self.settled if self.dead else keys
+        self.ready |= keys
+        self._settle(keys)
 
     def kill(self, keys: Iterable[Key], reason: str) -> list[Key]:
         """These rows will never come, or never leave. Returns those that were not known to be dead."""
@@ -99,13 +107,18 @@ class StageProgress:
         self._settle(set(new) - self.settled)
         return new
 
-    def take(self, keys: Sequence[Key]) -> Sequence[Key]:
-        """Give ready rows to a firing."""
+    def pass_alive(self) -> None:
+        """The stage is done with all rows that came."""
+        self.done = self.settled - self.dead.keys() if self.dead else self.settled
+
+    def take(self, keys: Sequence[Key]) -> Set[Key]:
+        """Give rows to a firing: they are ready, or were and are trained on again. Returns them as a set."""
         if len(keys) == len(self.ready):
-            self.ready = set()
-        else:
-            self.ready.difference_update(keys)
-        return keys
+            rows, self.ready = self.ready, set()
+            return rows
+        rows = set(keys)
+        self.ready -= rows
+        return rows
 
     def takeable(self) -> Sequence[Key]:
         """What a function may be called with now, in order: rows, whole groups, or the whole step."""
@@ -132,7 +145,7 @@ class StageProgress:
     def _settle(self, keys: Set[Key]) -> None:
         self.settled |= keys
         if self.stage.per == "group":
-            self._left.subtract(key[1] for key in keys)
+            self._left.subtract(Counter(map(_PROMPT_OF, keys)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +155,13 @@ class _Placed:
     block: Block
     fresh: Set[Key]
 
-    def part(self, wanted: Set[Key], source: str, columns: tuple[str, ...]) -> Input | None:
-        """The wanted rows of it."""
+    def part(self, wanted: Set[Key] | None, source: str, columns: tuple[str, ...]) -> Input | None:
+        """The wanted rows of it; None wants all."""
         block = self.block
-        if len(self.fresh) == len(block.keys) and self.fresh <= wanted:
+        whole = len(self.fresh) == len(block.keys)
+        if whole and (wanted is None or self.fresh <= wanted):
             return Input(source, block.worker, block.number, None, columns)
-        wanted = wanted & self.fresh
+        wanted = self.fresh if wanted is None else wanted & self.fresh
         if not wanted:
             return None
         rows = tuple(row for row, key in enumerate(block.keys) if key in wanted)
@@ -165,7 +179,8 @@ class StepRows:
     prompts: dict[str, list[Key]] = field(default_factory=dict)
     """By prompts stage, in order."""
     _placed: dict[str, list[_Placed]] = field(default_factory=dict)
-    _lengths: dict[str, dict[Key, int]] = field(default_factory=dict)
+    _lengths: dict[str, tuple[dict[Key, int], int]] = field(default_factory=dict)
+    """By rollout: tokens of rows, and how many of its blocks are in there."""
     _shares: dict[tuple[str, int], list[Share]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -189,7 +204,7 @@ class StepRows:
     def samples(self, rollout: str, prompts: Iterable[Key]) -> Iterator[Key]:
         """Keys of the samples of some prompts, in their order."""
         n = range(self.plan.samples_per_prompt[rollout])
-        return map(Key._make, product((self.number,), [key.prompt for key in prompts], n))
+        return map(_KEY, product((self.number,), map(_PROMPT_OF, prompts), n))
 
     def deliver(self, source: str, keys: Set[Key]) -> None:
         """`source` is done with these rows: tell those who wait for it."""
@@ -209,11 +224,12 @@ class StepRows:
         """The rows of each rank: contiguous parts of the step's prompts with their samples, a function of the keys."""
         found = self._shares.get((space, size))
         if found is None:
-            keys = self.prompts[self.plan.stages[space].waits_for[0]]
-            found = []
-            for rank, prompts in enumerate(parts(keys, size)):
-                samples = tuple(self.samples(space, prompts))
-                found.append(Share(rank, prompts, samples, frozenset(samples)))
+            prompts = self.prompts[self.plan.stages[space].waits_for[0]]
+            samples, n = self.stages[space].expected, self.plan.samples_per_prompt[space]
+            found, end = [], 0
+            for rank, mine in enumerate(parts(prompts, size)):
+                start, end = end, end + n * len(mine)
+                found.append(Share(rank, mine, samples[start:end], frozenset(samples[start:end])))
             self._shares[space, size] = found
         return found
 
@@ -223,29 +239,30 @@ class StepRows:
         """Remember where those rows of a block lie that nobody made before."""
         self.blocks.append(block)
         self._placed.setdefault(source, []).append(_Placed(block, fresh))
-        if block.lengths is not None:
-            self._lengths.setdefault(source, {}).update(zip(block.keys, block.lengths, strict=True))
 
-    def inputs(self, stage: Stage, keys: Collection[Key]) -> tuple[Input, ...]:
+    def inputs(self, stage: Stage, rows: Set[Key]) -> tuple[Input, ...]:
         """The parts of blocks that hold what a stage reads of these rows, as far as its sources have made them."""
-        rows = set(keys)
-        groups: set[Key] | None = None
+        whole = self.stages[stage.name].known and len(rows) == len(self.stages[stage.name].expected)
+        groups: Set[Key] | None = None
         found: list[Input] = []
         for source, columns in stage.reads:
-            wanted = rows
-            if self.plan.stages[source].action == "prompts":
-                groups = wanted = self._groups(stage, rows) if groups is None else groups
-            placed = self._placed.get(source, ())
-            found += filter(None, (each.part(wanted, source, columns) for each in placed))
+            wanted = None if whole else rows
+            if not whole and self.plan.stages[source].action == "prompts":
+                wanted = groups = groups or self._groups(rows)
+            for placed in self._placed.get(source, ()):
+                if part := placed.part(wanted, source, columns):
+                    found.append(part)
         return tuple(found)
+
+    def _groups(self, rows: Set[Key]) -> Set[Key]:
+        """The prompts of some rows."""
+        return {Key(self.number, prompt) for prompt in set(map(_PROMPT_OF, rows))}
 
     def lengths(self, rollout: str, keys: Iterable[Key]) -> list[int]:
         """Tokens of each row, as its rollout counted them."""
-        lengths = self._lengths.get(rollout, {})
+        placed = self._placed.get(rollout, [])
+        lengths, known = self._lengths.setdefault(rollout, ({}, 0))
+        for each in placed[known:]:
+            lengths.update(zip(each.block.keys, each.block.lengths or (), strict=False))
+        self._lengths[rollout] = lengths, len(placed)
         return [lengths.get(key, 1) for key in keys]
-
-    def _groups(self, stage: Stage, keys: set[Key]) -> set[Key]:
-        """The prompts of some rows, or these themselves."""
-        if len(keys) == len(self.stages[stage.name].expected):
-            return set(self.prompts[self.plan.stages[stage.space].waits_for[0]])
-        return {Key(self.number, prompt, PROMPT) for prompt in {key[1] for key in keys}}

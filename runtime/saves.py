@@ -35,6 +35,8 @@ class Saves:
                 return
             self.orders.commands.append(Saved(self.unpublished))
             self.unpublished = None
+        if self.options.save_every is None:
+            return
         versions = set(self.weights.versions.values())
         if len(versions) == 1 and self.due(version := versions.pop()):
             self._newest = self.unpublished = version

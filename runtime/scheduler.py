@@ -11,9 +11,9 @@ Invariants:
 * At staleness 0 which rows share a firing of a model, on which rank and in which order, is a function of the keys.
 
 A row moves like this: ``prompts`` produces its prompt, ``rollout`` takes it and produces samples (intake.py); each stage
-that waits for them takes rows as progress.py makes them ready (dispatch.py says when and on which worker);
-``backward`` passes add gradients and a ``step`` on all ranks publishes the version (updates.py), which weights.py brings
-to its readers; ``record`` writes the row down. Then the step is closed (closing.py), and the next may be opened here.
+takes rows as progress.py makes them ready (dispatch.py says when, and on which worker); ``backward`` passes add gradients
+and a ``step`` on all ranks publishes the version (updates.py), which weights.py brings to its readers; ``record`` writes
+the row down. Then the step is closed (closing.py), and the next may be opened here.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Scheduler:
         """Open steps."""
         self.halted: Halt | None = None
         self._joined: set[str] = set()
+        self._num_workers = len(plan.workers())
+        self._max_staleness = max(plan.staleness.values(), default=0)
         self._course = course = Course.start(options)
         self._orders = Orders(plan, options.lease_s)
         self._weights = Weights(plan, options, self._orders, course)
@@ -105,7 +107,7 @@ class Scheduler:
                 self._on_tick(now_s)
             case Interrupted(signal):
                 self._halt("interrupted", {"type": "Interrupted", "problem": signal})
-        if not self.halted and len(self._joined) == len(self.plan.workers()):
+        if not self.halted and len(self._joined) == self._num_workers:
             self._go_on()
         return self._orders.commands
 
@@ -153,7 +155,7 @@ class Scheduler:
     def _on_joined(self, worker: str) -> None:
         if worker not in self._joined:
             self._joined.add(worker)
-            if len(self._joined) == len(self.plan.workers()):
+            if len(self._joined) == self._num_workers:
                 self._weights.load()
 
     def _on_produced(self, event: Produced) -> None:
@@ -205,7 +207,7 @@ class Scheduler:
 
     def _on_died(self, worker: str, reason: str) -> None:
         owed = self._orders.owed_by(worker)
-        doing = f" while it owed node '{owed[0].node}' of step {owed[0].step}" if owed else ""
+        doing = f" while it owed node '{owed[0].node}' of step {owed[0].step + 1}" if owed else ""
         error = {"type": "WorkerDied", "problem": f"worker '{worker}' died{doing}", "found": reason}
         self._halt("failed", {**error, "node": owed[0].node if owed else None, "worker": worker})
 
@@ -271,10 +273,10 @@ class Scheduler:
                 update, rank = self._dispatch.round_of(firing, event.worker)
                 update.end_step(rank)
                 if update.finished:
-                    progress.done = progress.settled - progress.dead.keys()
-                    self._weights.publish(self.plan.model_of(firing.node), firing.version)
+                    progress.pass_alive()
+                    self._weights.publish(self.plan.model_of[firing.node], firing.version)
             case "record":
-                progress.done = progress.settled - progress.dead.keys()
+                progress.pass_alive()
             case _:
                 pass
 
@@ -295,7 +297,7 @@ class Scheduler:
         """Open the steps whose prompts may be read: one further than what rollouts may start."""
         course = self._course
         self._evaluations.read_prompts()
-        ahead = course.closed + max(self.plan.staleness.values(), default=0) + 1
+        ahead = course.closed + self._max_staleness + 1
         while course.opened <= ahead and course.opened < course.end:
             self.steps[course.opened] = StepRows(course.opened, self.plan)
             course.opened += 1
@@ -312,7 +314,7 @@ class Scheduler:
 
     def _why(self, stage: Stage) -> str:
         if stage.action == "backward":
-            return f"version {self._weights.versions[self.plan.model_of(stage.name)]}, or the rest of their passes"
+            return f"version {self._weights.versions[self.plan.model_of[stage.name]]}, or the rest of their passes"
         if stage.per != "row":
             return f"their {stage.per} is incomplete"
         return f"pool '{stage.pool}' is busy"

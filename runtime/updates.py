@@ -114,11 +114,9 @@ class UpdateRound:
 
     def _split(self, minibatch: int) -> list[Sequence[Key]]:
         """Keys of a mini-batch by rank, in order; those that are dead by now and those still to come among them."""
-        keys = self.progress.expected  # sorted, and the same number of samples a prompt
-        num_prompts = len({key[1] for key in keys})
-        n = len(keys) // max(1, num_prompts)
-        prompts = range(num_prompts)
-        shares = parts(parts(prompts, self.spec.minibatches)[minibatch], self.num_ranks)
+        keys, n = self.progress.expected, self.progress.group_size  # sorted: samples of a prompt lie together
+        prompts = parts(range(len(keys) // n), self.spec.minibatches)[minibatch]
+        shares = parts(prompts, self.num_ranks)
         return [keys[share[0] * n : (share[-1] + 1) * n] if share else () for share in shares]
 
     def _close(self, rank: int) -> list[Pass]:

@@ -24,7 +24,7 @@ class Weights:
         self.orders = orders
         self.course = course
         first = options.first_step
-        self.home = {plan.model_of(name): s.pool for name, s in plan.stages.items() if s.action == "backward"}
+        self.home = {plan.model_of[name]: s.pool for name, s in plan.stages.items() if s.action == "backward"}
         """The pool that trains each trained model."""
         self.versions = dict.fromkeys(self.home, first)
         self.changing: set[str] = set()
@@ -44,19 +44,19 @@ class Weights:
 
     def served(self, stage: Stage) -> int:
         """The version of the weights that a stage's ranks hold; a model that nothing trains stays at 0."""
-        model = self.plan.model_of(stage.name)
+        model = self.plan.model_of[stage.name]
         if (model, stage.pool) in self.replicas:
             return self.replicas[model, stage.pool]
         return self.versions.get(model, 0)
 
     def age(self, stage: Stage) -> int:
         """The version that decides the lag of a rollout's samples: its ranks', or the clock's if nothing trains them."""
-        trained = self.plan.model_of(stage.name) in self.versions
+        trained = self.plan.model_of[stage.name] in self.versions
         return min(self.served(stage), self.clock(stage.space)) if trained else self.clock(stage.space)
 
     def at_rest(self, stage: Stage) -> bool:
         """Whether the weights that a stage reads are those of a version, and stay so for what is fired now."""
-        model = self.plan.model_of(stage.name)
+        model = self.plan.model_of[stage.name]
         return model not in self.changing or self.home.get(model) != stage.pool
 
     def trained_on(self, pool: str) -> list[str]:
@@ -70,8 +70,8 @@ class Weights:
         self.changing.discard(model)
 
     def _clock_models(self, rollout: str) -> list[str]:
-        trained = [self.plan.model_of(s.name) for s in self.plan.in_space[rollout] if s.action == "backward"]
-        return trained or [model for model in [self.plan.model_of(rollout)] if model in self.versions]
+        trained = [self.plan.model_of[s.name] for s in self.plan.in_space[rollout] if s.action == "backward"]
+        return trained or [model for model in [self.plan.model_of[rollout]] if model in self.versions]
 
     # --- bringing versions to where they are read
 

@@ -241,7 +241,7 @@ class World:
     def _check_version(self, worker: str, firing: Firing) -> None:
         model = firing.settings.get("model")
         if model is None and firing.node in self.plan.graph.nodes and self.plan.graph[firing.node].model is not None:
-            model = self.plan.model_of(firing.node)
+            model = self.plan.model_of[firing.node]
         if model is None:
             if firing.action == "load":
                 for name in firing.settings["models"]:
