@@ -1,0 +1,330 @@
+"""Each action, fired by hand on a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flowrl.runtime import actions
+from flowrl.runtime.events import Block, Firing, Produced
+
+import flowrl as fl
+from flowrl import advantages, losses
+from flowrl.backend import Response, Sum
+from flowrl.rows import Key, Rows
+
+from .hands import ROWS, Hands, digest, policy
+
+PPO = losses.ppo_clip(clip_low=0.2, clip_high=0.2)
+
+
+@fl.graph
+def grpo(n: int = 2, batch: int = 2, prompts_each: int = 2, last: Any = "drop", epochs: Any = None) -> None:
+    model = policy()
+    prompts = fl.prompts(ROWS, batch=prompts_each, shuffle=False, last=last, epochs=epochs)
+    samples = fl.rollout(model, prompts, n=n, max_new_tokens=5)
+    scores = digest(samples)
+    fl.update(model, samples, advantages.grpo(samples, scores), loss=PPO, batch=batch)
+
+
+def sampled(hands: Hands) -> list[Key]:
+    """Prompts and samples of the first step, by hand."""
+    hands.fire("prompts")
+    hands.fire("rollout", hands.rows("prompts").keys)
+    return sorted(hands.rows("rollout").keys)
+
+
+# --- prompts
+
+
+def test_prompts_are_the_rows_of_a_step() -> None:
+    hands = Hands(grpo())
+    hands.fire("prompts", step=1)
+    rows = hands.rows("prompts")
+    assert rows.keys == [Key(1, 0), Key(1, 1)]
+    assert rows["prompt"] == ["2+2=", "3+3="]
+    assert rows["answer"] == [2, 3]
+
+
+def test_a_step_takes_as_many_batches_as_its_update() -> None:
+    hands = Hands(grpo(batch=4))
+    hands.fire("prompts", step=3)
+    assert hands.rows("prompts").keys == [Key(3, i) for i in range(4)]
+    assert hands.rows("prompts")["answer"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("last", ["drop", "short", "wrap"])
+def test_a_finite_source_ends(last: str) -> None:
+    assert read_all(grpo(last=last, epochs=1), 3) == [[0, 1], [2, 3], None]
+
+
+@pytest.mark.parametrize(
+    ("last", "answers"),
+    [
+        ("drop", [[0, 1], None]),
+        ("short", [[0, 1], [2], None]),
+        ("wrap", [[0, 1], [2, 0], None]),
+    ],
+)
+def test_the_last_rows_are_left_out_make_a_short_step_or_are_filled_up(last: str, answers: list[Any]) -> None:
+    @fl.graph
+    def three() -> None:
+        model = policy()
+        prompts = fl.prompts(ROWS[:3], batch=1, shuffle=False, last=last, epochs=1)  # type: ignore[arg-type]
+        samples = fl.rollout(model, prompts, n=2, max_new_tokens=2)
+        fl.update(model, samples, advantages.grpo(samples, digest(samples)), loss=PPO, batch=2)
+
+    assert read_all(three(), len(answers)) == answers
+
+
+def read_all(graph: Any, steps: int) -> list[Any]:
+    """Answers of each step; None for a step without prompts."""
+    hands, found = Hands(graph), []
+    for step in range(steps):
+        hands.blocks.clear()
+        hands.fire("prompts", step=step)
+        found.append(hands.rows("prompts")["answer"] if hands.blocks else None)
+    return found
+
+
+# --- rollout, forward
+
+
+def test_a_rollout_emits_every_column_with_its_tokens_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "EMIT_ROWS", 3)
+    hands = Hands(grpo(n=4))
+    hands.fire("prompts")
+    done = hands.fire("rollout", hands.rows("prompts").keys, version=5)
+    blocks = hands.blocks["rollout"]
+    rows = hands.rows("rollout")
+    assert sorted(rows.keys) == [Key(0, p, s) for p in range(2) for s in range(4)]
+    assert all(len(block.keys) <= 3 for block in blocks)
+    lengths = rows["response_ids"].lengths
+    assert [length for block in blocks for length in block.lengths or ()] == [5 + x for x in lengths]
+    for column in ("mask", "logprobs", "versions"):
+        assert rows[column].lengths.tolist() == lengths.tolist()
+    assert set(rows["versions"].values.tolist()) == {5}
+    assert rows["mask"].values.all()
+    cut = sum(stop == "length" for stop in rows["stop"])
+    assert done.metrics == {
+        "samples": (8, 1),
+        "response_tokens": (lengths.sum(), 1),
+        "response_length": (lengths.sum(), 8),
+        "truncated": (cut, 8),
+    }
+
+
+def test_an_empty_response_is_a_row_without_tokens() -> None:
+    class Decoder:
+        def decode(self, ids: Any) -> str:
+            return ""
+
+    response = Response(key=Key(0, 0, 0), ids=[], logprobs=[], stop="stop_string", version=0)
+    rows = actions._response_rows([response], 0, Decoder())  # type: ignore[arg-type]
+    for column in ("response_ids", "mask", "logprobs", "versions"):
+        assert rows[column].lengths.tolist() == [0]
+
+
+def test_the_model_of_a_forward_pass_answers_under_the_nodes_column() -> None:
+    @fl.graph
+    def scored() -> None:
+        model = policy()
+        prompts = fl.prompts(ROWS, batch=2)
+        samples = fl.rollout(model, prompts, n=2, max_new_tokens=3)
+        reference = fl.logprobs(model.frozen(), samples)
+        judge = fl.Model("judge", backend="tiny", head="score", mesh=model.mesh)
+        advantage = advantages.grpo(samples, fl.score(judge, samples))
+        fl.update(model, samples, advantage, reference, loss=PPO + 0.1 * losses.kl())
+
+    hands = Hands(scored())
+    keys = sampled(hands)
+    hands.fire("logprobs", keys)
+    rows = hands.rows("logprobs")
+    assert rows.keys == keys
+    before = hands.rows("rollout").select(keys)
+    assert rows["ref_logprobs"].values == pytest.approx(before["logprobs"].values, abs=1e-5)
+    done = hands.fire("score", keys)
+    assert hands.rows("score")["scores"].shape == (4,)
+    assert done.metrics["reward"] == Sum(float(hands.rows("score")["scores"].sum()), 4)
+
+
+# --- functions, filters
+
+
+def test_a_reward_tells_its_sum() -> None:
+    hands = Hands(grpo())
+    keys = sampled(hands)
+    done = hands.fire("digest", keys)
+    scores = hands.rows("digest")["scores"]
+    assert done.metrics == {"reward": (pytest.approx(scores.sum()), 4)}
+    sums = [sum(text.encode()) for text in hands.rows("rollout").select(keys)["response"]]
+    assert scores.tolist() == [sums[i] + keys[i].prompt for i in range(4)]
+
+
+def test_two_rewards_bind_by_keyword_and_tell_their_names() -> None:
+    @fl.reward
+    def flat(response: str) -> float:
+        return 1.0
+
+    @fl.node(out="advantages", per="batch")
+    def both(long: torch.Tensor, short: torch.Tensor) -> torch.Tensor:
+        return 10 * long + short
+
+    @fl.graph
+    def two() -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2, shuffle=False), n=2, max_new_tokens=3)
+        fl.update(model, samples, both(samples, long=digest(samples), short=flat(samples)), loss=PPO)
+
+    hands = Hands(two())
+    keys = sampled(hands)
+    assert set(hands.fire("flat", keys).metrics) == {"reward/flat"}
+    assert set(hands.fire("digest", keys).metrics) == {"reward/digest"}
+    hands.fire("both", keys)
+    long = hands.rows("digest")["scores"]
+    assert hands.rows("both")["advantages"].tolist() == (10 * long + 1).tolist()
+
+
+def test_metrics_make_no_block() -> None:
+    @fl.node(out=fl.Metrics)
+    def longest(response: list[str]) -> int:
+        return max(map(len, response))
+
+    @fl.graph
+    def watched() -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2), n=2, max_new_tokens=3)
+        longest(samples)
+        fl.update(model, samples, advantages.grpo(samples, digest(samples)), loss=PPO)
+
+    hands = Hands(watched())
+    done = hands.fire("longest", sampled(hands))
+    assert done.metrics == {"longest": (max(map(len, hands.rows("rollout")["response"])), 1)}
+    assert hands.events == [done]
+
+
+def test_a_filter_passes_keys_and_drops_with_a_reason() -> None:
+    @fl.graph
+    def filtered() -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2, shuffle=False), n=2, max_new_tokens=3)
+        kept = fl.filter(samples, keep=lambda answer: answer > 0, reason="too easy")
+        fl.update(model, kept, advantages.grpo(kept, digest(kept)), loss=PPO)
+
+    hands = Hands(filtered())
+    keys = sampled(hands)
+    hands.fire("filter", keys)
+    assert hands.rows("filter").keys == keys[2:]
+    assert hands.dropped() == dict.fromkeys(keys[:2], "too easy")
+
+
+# --- training
+
+
+def test_an_update_counts_what_it_trained_and_publishes_only_when_told() -> None:
+    hands = Hands(grpo())
+    keys = sampled(hands)
+    hands.fire("digest", keys)
+    hands.fire("grpo", keys)
+    sums = hands.fire("update", keys, version=0).metrics
+    assert sums["tokens"].total == hands.rows("rollout")["response_ids"].lengths.sum()
+    assert sums["rows"].total == 4
+    [model] = hands.workers["mesh.0"].models.values()
+    before = {name: tensor.clone() for name, tensor in model.export_weights()}
+    settings = {"denominator": sums["tokens"].total, "publish": False}
+    hands.fire("update", action="step", version=1, settings=settings)
+    assert model.version == 0
+    hands.fire("update", action="step", version=1, settings={"denominator": 0.0, "publish": True})
+    assert model.version == 1
+    assert any(not torch.equal(before[name], tensor) for name, tensor in model.export_weights())
+
+
+def test_backward_is_given_old_logprobs_of_the_sampler() -> None:
+    hands = Hands(grpo())
+    keys = sampled(hands)
+    hands.fire("digest", keys)
+    hands.fire("grpo", keys)
+    seen: list[Rows] = []
+
+    class Spy:
+        def backward(self, rows: Rows, *_: Any) -> dict[str, Sum]:
+            seen.append(rows)
+            return {"tokens": Sum(np.float32(3), torch.tensor(1))}  # type: ignore[arg-type]
+
+    worker = hands.workers["mesh.0"]
+    worker.models = dict.fromkeys(worker.models, Spy())  # type: ignore[arg-type]
+    done = hands.fire("update", list(reversed(keys)))
+    [rows] = seen
+    assert rows.keys == list(reversed(keys))
+    assert set(rows.columns) == {"prompt_ids", "response_ids", "mask", "old_logprobs", "advantages"}
+    expected = hands.rows("rollout").select(rows.keys)["logprobs"]
+    assert rows["old_logprobs"].values.tolist() == expected.values.tolist()
+    assert [type(number) for number in done.metrics["tokens"]] == [float, float]
+
+
+@fl.reward(on_error="drop")
+def picky(response: str, answer: int) -> float:
+    if answer == 1:
+        raise ValueError("one")
+    return float(answer)
+
+
+def test_an_evaluation_scores_held_out_prompts_and_counts_failures_apart() -> None:
+    @fl.graph
+    def watched() -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2), n=2, max_new_tokens=3)
+        fl.update(model, samples, advantages.grpo(samples, digest(samples)), loss=PPO)
+        held = fl.prompts(ROWS, batch=4, shuffle=False, name="held")
+        fl.evaluate(model, held, picky, every=2)
+
+    hands = Hands(watched())
+    hands.fire("held")
+    done = hands.fire("evaluate", hands.rows("held").keys, version=2)
+    assert done.metrics == {"evaluate": (0 + 2 + 3, 3), "evaluate/failed": (1, 4)}
+
+
+# --- weights
+
+
+def test_weights_travel_as_a_copy_and_arrive() -> None:
+    @fl.graph
+    def apart(other: fl.Mesh = fl.Mesh(dp=1)) -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2), n=2, max_new_tokens=3, mesh=other)
+        fl.update(model, samples, advantages.grpo(samples, digest(samples)), loss=PPO)
+
+    hands = Hands(apart())
+    trainer, replica = hands.workers["mesh.0"], hands.workers["other.0"]
+    [name] = trainer.models
+    hands.try_to_fire("mesh", action="export", version=1, settings={"model": name})
+    [produced, _] = hands.events
+    assert isinstance(produced, Produced)
+    assert isinstance(produced.block, Block)
+    sent = trainer.block(produced.block.number, None, ())
+    assert produced.block.num_bytes == sum(tensor.nbytes for tensor in sent.values())
+    live = dict(trainer.models[name].export_weights())
+    assert all(tensor.data_ptr() != live[key].data_ptr() for key, tensor in sent.items())
+    changed = {key: tensor + 1 for key, tensor in sent.items()}
+    firing = Firing(9, "x", "import", -1, 1, (), (), 1, {"model": name})
+    list(replica.fire(firing, [changed]))
+    assert replica.models[name].version == 1
+    assert all(torch.equal(tensor, changed[key]) for key, tensor in replica.models[name].export_weights())
+
+
+def test_a_model_that_was_saved_is_loaded_under_its_version(tmp_path: Path) -> None:
+    hands = Hands(grpo())
+    [(name, model)] = hands.workers["mesh.0"].models.items()
+    hands.fire("mesh", action="save", version=4, settings={"folder": str(tmp_path), "models": [name]})
+    folder = tmp_path / "step-000004.partial"
+    assert any((folder / name).iterdir())
+    fresh = Hands(grpo())
+    fresh.fire("mesh", action="load", version=4, settings={"folder": str(folder), "models": [name]})
+    loaded = fresh.workers["mesh.0"].models[name]
+    assert loaded.version == 4
+    assert all(
+        torch.equal(a, b) for (_, a), (_, b) in zip(loaded.export_weights(), model.export_weights(), strict=True)
+    )
