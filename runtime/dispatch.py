@@ -56,7 +56,7 @@ class Dispatch:
         self.evaluations = evaluations
         self.rounds: dict[tuple[str, int], UpdateRound] = {}
         """By update and step."""
-        self._launchers = {
+        launchers = {
             "prompts": self._prompts,
             "rollout": self._rollout,
             "forward": self._forward,
@@ -66,20 +66,17 @@ class Dispatch:
             "record": self._record,
         }
         later_first = sorted(plan.stages.values(), key=lambda stage: -stage.depth)
-        self._order = [
-            (stage.name, self._launchers[stage.action], stage.action in ("forward", "function", "filter"))
-            for stage in later_first
-            if self.is_fired(stage)
-        ]
+        self._later_first = [(s.name, launchers[s.action]) for s in later_first if self.is_fired(s)]
         self._metrics = {name for name, node in plan.graph.nodes.items() if node.kind == "metric"}
         self._updates = [stage.name for stage in plan.stages.values() if stage.action == "backward"]
         self._samplers = _readers_of(plan, list(weights.home))
 
     def launch(self, step: StepRows) -> None:
         """Fire what can be fired of a step, its later stages first."""
-        for name, launch, takes_ready in self._order:
-            progress = step.stages[name]
-            if progress.ready or not takes_ready:
+        stages = step.stages
+        for name, launch in self._later_first:
+            progress = stages[name]
+            if progress.ready or progress.fires_without:
                 launch(step, progress)
 
     def is_fired(self, stage: Stage) -> bool:
@@ -112,17 +109,14 @@ class Dispatch:
 
     def _prompts(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
-        if progress.fired:
-            return
         worker = self.plan.pools[stage.pool].workers[0]
         if self.orders.has_room(worker):
-            progress.fired.add(0)
+            progress.fires_without = False
             self._fire(worker, step, progress, "prompts", (), set(), missing=0)
 
     def _rollout(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
-        fired_all = len(progress.fired) == self.plan.pools[stage.pool].size
-        if fired_all or not progress.known or not self._may_sample(stage, step.number):
+        if not progress.known or not self._may_sample(stage, step.number):
             return
         for share, worker in self._shares_to_fire(step, progress):
             progress.fired.add(share.rank)
@@ -130,6 +124,7 @@ class Dispatch:
             self.ledgers[stage.name].issue(step.number, share.samples, self.weights.age(stage))
             prompts, missing = share.prompts, len(share.samples)
             self._fire(worker, step, progress, "rollout", prompts, set(prompts), missing=missing, version=version)
+        progress.fires_without = len(progress.fired) < self.plan.pools[stage.pool].size
 
     def _may_sample(self, stage: Stage, step: int) -> bool:
         """Admission: both the trainer's version and the one that the rollout's ranks hold are new enough."""
@@ -209,11 +204,11 @@ class Dispatch:
 
     def _record(self, step: StepRows, progress: StageProgress) -> None:
         worker = self.plan.pools[progress.stage.pool].workers[0]
-        if progress.fired or not progress.complete or not self.orders.has_room(worker):
+        if not progress.complete or not self.orders.has_room(worker):
             return
         keys = progress.expected
         dropped = {str(row): progress.dead[key] for row, key in enumerate(keys) if key in progress.dead}
-        progress.fired.add(0)
+        progress.fires_without = False
         progress.ready = set()
         self._fire(worker, step, progress, "record", keys, set(keys), missing=0, settings={"dropped": dropped})
 

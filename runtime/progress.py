@@ -73,7 +73,9 @@ class StageProgress:
         self.dropped = 0
         """Those of them that the stage itself dropped."""
         self.fired: set[int] = set()
-        """Ranks that were given their share, or 0 for a stage that is fired once a step."""
+        """Ranks that were given their share."""
+        self.fires_without = stage.action in ("prompts", "rollout", "backward", "record")
+        """Whether it may have something to fire though no row is ready."""
         self.running = 0
         """Firings that have not ended."""
         self._arrived: dict[str, set[Key]] = {source: set() for source in stage.waits_for}

@@ -10,10 +10,10 @@ Invariants:
 * Weights change only once nothing reads their version any more (`Dispatch`).
 * At staleness 0 which rows share a firing of a model, on which rank and in which order, is a function of the keys.
 
-A row moves like this: ``prompts`` produces its prompt, ``rollout`` takes it and produces samples (intake.py); each stage
-takes rows as progress.py makes them ready (dispatch.py says when, and on which worker); ``backward`` passes add gradients
-and a ``step`` on all ranks publishes the version (updates.py), which weights.py brings to its readers; ``record`` writes
-the row down. Then the step is closed (closing.py), and the next may be opened here.
+A row moves like this: ``prompts`` produces its prompt, ``rollout`` takes it and produces samples (intake.py); each
+stage takes rows as progress.py makes them ready (dispatch.py says when, and on which worker); ``backward`` passes add
+gradients and a ``step`` on all ranks publishes the version (updates.py), which weights.py brings to its readers;
+``record`` writes the row down. Then the step is closed (closing.py), and the next may be opened here.
 """
 
 from __future__ import annotations

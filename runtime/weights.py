@@ -1,8 +1,8 @@
 """Versions of trained models: who has which, and how a new one comes to rollouts on other meshes.
 
 Two rules keep a version's number true: while the optimizer of a model is between two versions (`Weights.changing`),
-nothing that reads the model is fired on its mesh; and on one worker firings run in order, so that what is fired after an
-import reads what it brought.
+nothing that reads the model is fired on its mesh; and on one worker firings run in order, so that what is fired after
+an import reads what it brought.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Weights:
         return self.versions.get(model, 0)
 
     def age(self, stage: Stage) -> int:
-        """The version that decides the lag of a rollout's samples: its ranks', or the clock's if nothing trains them."""
+        """The version that a rollout's samples count from: its ranks', or the clock's for a model that none trains."""
         trained = self.plan.model_of[stage.name] in self.versions
         return min(self.served(stage), self.clock(stage.space)) if trained else self.clock(stage.space)
 
