@@ -28,7 +28,7 @@ SAMPLER_BYTES = 32
 
 def generate(
     network: Network, tokenizer: Tokenizer, prompts: Sequence[Prompt], sampling: Sampling, seed: int, version: int
-) -> Iterator[Response]:
+) -> Iterator[list[Response]]:
     """Answer each prompt ``sampling.n`` times; see `flowrl.backend.Backend.generate`.
 
     Raises:
@@ -39,7 +39,7 @@ def generate(
     for chunk in _chunks(network, prompts, sampling):
         decoding = Decoding(network, tokenizer, chunk, sampling, seed, version)
         while decoding.num_open:
-            yield from decoding.step()
+            yield decoding.step()
 
 
 class Decoding:

@@ -62,8 +62,8 @@ class TorchBackend:
         parameters = dict(network.module.named_parameters())
         self.optimizer = Optimizer(parameters, model.optimizer, ranks) if model.optimizer else None
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Response]:
-        """Yield each response when it ends."""
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[list[Response]]:
+        """Yield the responses that each decoding step ends."""
         self._check_head(["logprobs"])
         return generate(self.network, self.tokenizer, prompts, sampling, seed, self.version)
 

@@ -137,8 +137,10 @@ class Backend(Protocol):
     """Version of the weights that are loaded; `publish`, `import_weights` and `load` change it."""
     tokenizer: Tokenizer
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Response]:
-        """Answer each prompt `sampling.n` times; yield each response when it ends.
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Sequence[Response]]:
+        """Answer each prompt `sampling.n` times; yield, with each decoding step, the responses that it ends.
+
+        A step that ends none yields nothing but a sign of life: an empty sequence.
 
         A response is a function of weights, prompt ids, sampling, `seed` and its key: it does not depend on which
         others share its batch, nor on their order.

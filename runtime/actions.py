@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,8 @@ from .events import Action, Firing
 if TYPE_CHECKING:
     from .worker import Worker
 
-EMIT_S = 0.02
+EMIT_S = 0.05
 """Responses that end within this time of each other leave in one block: a block costs as much as some tens of rows."""
-EMIT_ROWS = 64
-"""Responses that leave at once, without waiting for others."""
 
 
 @dataclass(slots=True)
@@ -146,7 +145,8 @@ def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
     columns = worker.arguments(firing, parts)
     model = worker.model_of(firing)
     asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, columns["prompt_ids"], strict=True)]
-    responses = sorted(model.generate(asked, node.spec.sampling, worker.seed), key=lambda response: response.key)
+    ended = chain.from_iterable(model.generate(asked, node.spec.sampling, worker.seed))
+    responses = sorted(ended, key=lambda response: response.key)
     made = _response_rows(responses, firing.version, model.tokenizer)
     shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
     called = _score(worker, node.name, node.spec, made.with_columns(**shared.columns))
@@ -227,17 +227,15 @@ class _Counts:
         }
 
 
-def _chunks(responses: Iterator[Response]) -> Iterator[list[Response]]:
-    """Responses in blocks: a full one at once, a smaller one when its first response has waited `EMIT_S`."""
+def _chunks(steps: Iterator[Sequence[Response]]) -> Iterator[list[Response]]:
+    """Responses in blocks: what has ended leaves with the first decoding step after `EMIT_S`, and at the end."""
     chunk: list[Response] = []
-    since = 0.0
-    for response in responses:
-        if not chunk:
-            since = time.perf_counter()
-        chunk.append(response)
-        if len(chunk) >= EMIT_ROWS or time.perf_counter() - since > EMIT_S:
+    since = time.perf_counter()
+    for ended in steps:
+        chunk += ended
+        if chunk and time.perf_counter() - since > EMIT_S:
             yield chunk
-            chunk = []
+            chunk, since = [], time.perf_counter()
     if chunk:
         yield chunk
 

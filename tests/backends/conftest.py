@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,7 +101,7 @@ def sampled(prompts_of: Callable[..., list[Prompt]]) -> Callable[..., Rows]:
     def sample(backend: Any, texts: Sequence[str], seed: int = 0, **settings: Any) -> Rows:
         prompts = prompts_of(backend, texts)
         sampling = Sampling(**{"n": 2, "max_new_tokens": 6, **settings})
-        return rows_of(prompts, list(backend.generate(prompts, sampling, seed)))
+        return rows_of(prompts, list(chain.from_iterable(backend.generate(prompts, sampling, seed))))
 
     return sample
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,13 +116,13 @@ def test_a_response_does_not_depend_on_its_batch(name: str, make_backend: MakeBa
     backend = make_backend(name, lr=None)
     prompts = prompts_of(backend, TEXTS)
     sampling = Sampling(n=3, max_new_tokens=10)
-    together = by_key(backend.generate(prompts, sampling, 7))
-    alone = by_key(response for prompt in prompts[::-1] for response in backend.generate([prompt], sampling, 7))
+    together = by_key(chain.from_iterable(backend.generate(prompts, sampling, 7)))
+    alone = by_key(response for prompt in prompts[::-1] for response in chain.from_iterable(backend.generate([prompt], sampling, 7)))
     assert together.keys() == alone.keys() == {Key(0, i, s) for i in range(4) for s in range(3)}
     for key, response in together.items():
         assert response.ids == alone[key].ids
         np.testing.assert_allclose(response.logprobs, alone[key].logprobs, atol=1e-5)
-    other = by_key(backend.generate(prompts, sampling, 8))
+    other = by_key(chain.from_iterable(backend.generate(prompts, sampling, 8)))
     assert any(other[key].ids != together[key].ids for key in other)
 
 
@@ -155,7 +156,7 @@ def test_moving_open_rows_together_changes_nothing(
     found = []
     for share in (0.0, 0.25, 2.0):
         monkeypatch.setattr(generate_module, "COMPACT_AT", share)
-        found.append(by_key(backend.generate(prompts, Sampling(n=8, max_new_tokens=12), 3)))
+        found.append(by_key(chain.from_iterable(backend.generate(prompts, Sampling(n=8, max_new_tokens=12), 3))))
     for key, response in found[0].items():
         assert response.ids == found[1][key].ids == found[2][key].ids
         np.testing.assert_allclose(response.logprobs, found[2][key].logprobs, atol=1e-5)
@@ -167,16 +168,16 @@ def test_chunks_that_memory_asks_for_change_nothing(
 ) -> None:
     backend = make_backend(lr=None)
     prompts = prompts_of(backend, TEXTS)
-    whole = by_key(backend.generate(prompts, Sampling(n=2, max_new_tokens=5), 3))
+    whole = by_key(chain.from_iterable(backend.generate(prompts, Sampling(n=2, max_new_tokens=5), 3)))
     monkeypatch.setattr(generate_module, "CPU_BYTES", 1)
-    parts = by_key(backend.generate(prompts, Sampling(n=2, max_new_tokens=5), 3))
+    parts = by_key(chain.from_iterable(backend.generate(prompts, Sampling(n=2, max_new_tokens=5), 3)))
     assert {key: response.ids for key, response in whole.items()} == {key: r.ids for key, r in parts.items()}
 
 
 def test_responses_are_given_away_as_they_end(make_backend: MakeBackend, prompts_of: Any) -> None:
     backend = make_backend(lr=None)
     backend.tokenizer.eos_ids = frozenset(range(20))
-    responses = backend.generate(prompts_of(backend, TEXTS), Sampling(n=8, max_new_tokens=12), 0)
+    responses = chain.from_iterable(backend.generate(prompts_of(backend, TEXTS), Sampling(n=8, max_new_tokens=12), 0))
     lengths = [len(response.ids) for response in responses]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1]
@@ -184,45 +185,45 @@ def test_responses_are_given_away_as_they_end(make_backend: MakeBackend, prompts
 
 def test_any_of_several_end_tokens_ends_a_response_and_is_part_of_it() -> None:
     prompts = [Prompt(key=Key(0, 0), ids=[1, 4])]
-    (found,) = generate(Scripted(5, 3, 9, 9), tokenizer(2, 3), prompts, Sampling(max_new_tokens=4), 0, version=6)
+    (found,) = chain.from_iterable(generate(Scripted(5, 3, 9, 9), tokenizer(2, 3), prompts, Sampling(max_new_tokens=4), 0, version=6))
     assert (found.ids, found.stop, found.version, found.key) == ([5, 3], "eos", 6, Key(0, 0, 0))
     assert found.logprobs == [0.0, 0.0]
 
 
 def test_a_response_without_an_end_token_stops_at_the_length() -> None:
     prompts = [Prompt(key=Key(0, 0), ids=[1])]
-    (found,) = generate(Scripted(7, 8, 9, 2), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0)
+    (found,) = chain.from_iterable(generate(Scripted(7, 8, 9, 2), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0))
     assert (found.ids, found.stop) == ([7, 8, 9], "length")
-    (found,) = generate(Scripted(7, 8, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0)
+    (found,) = chain.from_iterable(generate(Scripted(7, 8, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0))
     assert (found.ids, found.stop) == ([7, 8, 2], "eos")
-    (found,) = generate(Scripted(7, 2, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3, ignore_eos=True), 0, 0)
+    (found,) = chain.from_iterable(generate(Scripted(7, 2, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3, ignore_eos=True), 0, 0))
     assert (found.ids, found.stop) == ([7, 2, 2], "length")
 
 
 def test_a_stop_string_ends_a_response_once_it_is_part_of_the_text() -> None:
     prompts = [Prompt(key=Key(0, 0), ids=[1])]
     sampling = Sampling(max_new_tokens=9, stop=("zz", "dc"))
-    (found,) = generate(Scripted(4, 3, 2, 5, 5), tokenizer(1), prompts, sampling, 0, 0)
+    (found,) = chain.from_iterable(generate(Scripted(4, 3, 2, 5, 5), tokenizer(1), prompts, sampling, 0, 0))
     assert (found.ids, found.stop) == ([4, 3, 2], "stop_string")
     script = (*[5] * 40, 3, 2, 5)
-    (found,) = generate(Scripted(*script), tokenizer(1), prompts, Sampling(max_new_tokens=60, stop=("dc",)), 0, 0)
+    (found,) = chain.from_iterable(generate(Scripted(*script), tokenizer(1), prompts, Sampling(max_new_tokens=60, stop=("dc",)), 0, 0))
     assert (len(found.ids), found.stop) == (42, "stop_string")
 
 
 def test_nothing_to_answer_gives_nothing(make_backend: MakeBackend) -> None:
-    assert list(make_backend(lr=None).generate([], Sampling(), 0)) == []
+    assert list(chain.from_iterable(make_backend(lr=None).generate([], Sampling(), 0))) == []
 
 
 def test_a_sequence_longer_than_the_model_is_refused_with_its_numbers(make_backend: MakeBackend) -> None:
     prompts = [Prompt(key=Key(2, 3), ids=[1] * 60)]
     with pytest.raises(LengthError, match=r"(?s)step 2 prompt 3 .*60 \+ 5 tokens.*at most 64"):
-        list(make_backend(lr=None).generate(prompts, Sampling(max_new_tokens=5), 0))
-    assert len(list(make_backend(lr=None).generate(prompts, Sampling(max_new_tokens=4), 0))) == 1
+        list(chain.from_iterable(make_backend(lr=None).generate(prompts, Sampling(max_new_tokens=5), 0)))
+    assert len(list(chain.from_iterable(make_backend(lr=None).generate(prompts, Sampling(max_new_tokens=4), 0)))) == 1
 
 
 def test_an_empty_prompt_is_refused(make_backend: MakeBackend) -> None:
     with pytest.raises(NodeError, match="the prompt of step 0 prompt 1 has no tokens"):
-        list(make_backend(lr=None).generate([Prompt(key=Key(0, 1), ids=[])], Sampling(), 0))
+        list(chain.from_iterable(make_backend(lr=None).generate([Prompt(key=Key(0, 1), ids=[])], Sampling(), 0)))
 
 
 def test_weights_that_are_not_finite_are_an_error(make_backend: MakeBackend, prompts_of: Any) -> None:
@@ -230,7 +231,7 @@ def test_weights_that_are_not_finite_are_an_error(make_backend: MakeBackend, pro
     with torch.no_grad():
         backend.network.module.model.norm.weight[0] = float("nan")
     with pytest.raises(NodeError, match="the logits of step 0 prompt 0 sample 0 are not finite"):
-        list(backend.generate(prompts_of(backend, ["1>"]), Sampling(max_new_tokens=4), 0))
+        list(chain.from_iterable(backend.generate(prompts_of(backend, ["1>"]), Sampling(max_new_tokens=4), 0)))
 
 
 def test_an_id_beyond_the_vocabulary_is_never_sampled(make_backend: MakeBackend, prompts_of: Any) -> None:
@@ -238,6 +239,6 @@ def test_an_id_beyond_the_vocabulary_is_never_sampled(make_backend: MakeBackend,
     backend.network.vocab_size = 10  # the head has 40 rows: the others are padding
     with torch.no_grad():
         backend.network.module.lm_head.weight.zero_()
-    responses = list(backend.generate(prompts_of(backend, ["1"]), Sampling(n=64, max_new_tokens=4, ignore_eos=True), 0))
+    responses = list(chain.from_iterable(backend.generate(prompts_of(backend, ["1"]), Sampling(n=64, max_new_tokens=4, ignore_eos=True), 0)))
     assert {id for response in responses for id in response.ids} == set(range(10))
     np.testing.assert_allclose([p for r in responses for p in r.logprobs], -2.302585, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -381,7 +382,7 @@ def test_a_saved_model_continues_bit_for_bit(
         assert train(backend, rows, clip_grad=1.0) == train(resumed, rows, clip_grad=1.0)
     assert backend.checksum() == resumed.checksum()
     prompts = prompts_of(backend, TEXTS)
-    responses = [list(one.generate(prompts, Sampling(max_new_tokens=8), 1)) for one in (backend, resumed)]
+    responses = [list(chain.from_iterable(one.generate(prompts, Sampling(max_new_tokens=8), 1))) for one in (backend, resumed)]
     assert responses[0] == responses[1]
     plain = make_backend(str(tmp_path), lr=None, dtype=dtype)  # an ordinary model folder
     assert plain.tokenizer.encode("12>") == backend.tokenizer.encode("12>")
@@ -511,6 +512,6 @@ def test_the_shipped_model_answers(make_backend: MakeBackend) -> None:
     except BackendError:
         pytest.skip("the start model is not made here")
     prompt = Prompt(key=Key(0, 0), ids=backend.tokenizer.encode("12345>"))
-    responses = list(backend.generate([prompt], Sampling(n=64, max_new_tokens=6), 0))
+    responses = list(chain.from_iterable(backend.generate([prompt], Sampling(n=64, max_new_tokens=6), 0)))
     share = sum(backend.tokenizer.decode(response.ids) == "54321" for response in responses) / 64
     assert 0.02 < share <= 1

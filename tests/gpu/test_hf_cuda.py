@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,7 +96,7 @@ def rows_of(asked: list[Prompt], responses: list[Response]) -> Rows:
 
 def sample(backend: HFBackend, **settings: Any) -> Rows:
     asked = prompts()
-    return rows_of(asked, list(backend.generate(asked, Sampling(**{"n": 4, "max_new_tokens": 24, **settings}), 0)))
+    return rows_of(asked, list(chain.from_iterable(backend.generate(asked, Sampling(**{"n": 4, "max_new_tokens": 24, **settings}), 0))))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -116,8 +117,8 @@ def test_the_trainer_finds_the_sampler_s_log_probs(name: str, dtype: str, folder
 def test_a_response_does_not_depend_on_its_batch(name: str, folders: dict[str, Path]) -> None:
     backend = make(folders, name, "float32", lr=None)
     sampling = Sampling(n=4, max_new_tokens=24)
-    together = {r.key: r for r in backend.generate(prompts(16), sampling, 3)}
-    alone = {r.key: r for prompt in prompts(16) for r in backend.generate([prompt], sampling, 3)}
+    together = {r.key: r for r in chain.from_iterable(backend.generate(prompts(16), sampling, 3))}
+    alone = {r.key: r for prompt in prompts(16) for r in chain.from_iterable(backend.generate([prompt], sampling, 3))}
     same = [together[key].ids == alone[key].ids for key in together]
     assert sum(same) >= len(same) - 1  # a draw within 1e-6 of a border may fall on either side
 
@@ -166,7 +167,7 @@ def test_a_saved_model_continues(dtype: str, folders: dict[str, Path], tmp_path:
     resumed.load(tmp_path)
     assert backend.checksum() == resumed.checksum()
     responses = [
-        sorted(one.generate(prompts(), Sampling(n=2, max_new_tokens=16), 1), key=lambda response: response.key)
+        sorted(chain.from_iterable(one.generate(prompts(), Sampling(n=2, max_new_tokens=16), 1)), key=lambda response: response.key)
         for one in (backend, resumed)
     ]
     assert responses[0] == responses[1]
@@ -186,10 +187,10 @@ def test_weights_move_between_devices(folders: dict[str, Path]) -> None:
 def test_generation_keeps_a_pace(folders: dict[str, Path]) -> None:
     backend = make(folders, "llama", "bfloat16", lr=None)
     sampling = Sampling(n=16, max_new_tokens=64, ignore_eos=True)
-    list(backend.generate(prompts(16), sampling, 0))
+    list(chain.from_iterable(backend.generate(prompts(16), sampling, 0)))
     torch.cuda.synchronize()
     start = time.perf_counter()
-    tokens = sum(len(response.ids) for response in backend.generate(prompts(16), sampling, 1))
+    tokens = sum(len(response.ids) for response in chain.from_iterable(backend.generate(prompts(16), sampling, 1)))
     seconds = time.perf_counter() - start
     print(f"{tokens / seconds:.0f} tokens/s, {1e3 * seconds / 64:.2f} ms a step of {16 * 16} rows")
     assert tokens == 16 * 16 * 64
