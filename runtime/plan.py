@@ -190,7 +190,7 @@ def _record(name: str, rollout: str, graph: Graph, spaces: dict[str, str], stage
         space=rollout,
         waits_for=_direct([node.name for node in members if not isinstance(node.spec, UpdateSpec)], stages),
         reads=((prompts, ("prompt",)), (rollout, columns), *scored),
-        depth=1 + max(stage.depth for stage in stages.values()),
+        depth=-1,  # nobody waits for it: everything else goes first
         terminal=not any(isinstance(node.spec, UpdateSpec) for node in members),
     )
 

@@ -31,6 +31,9 @@ from .record import Recorder
 from .registry import load_backend
 from .worker import Content, Worker, describe_error
 
+SWITCH_S = 0.0005
+"""Longest that the firing thread keeps Python from the I/O thread: ten times less than the default, for a block that waits
+to be sent holds up a whole mesh."""
 WAIT_S = 1.0
 """How often a worker without work looks whether its scheduler still speaks."""
 
@@ -38,6 +41,7 @@ WAIT_S = 1.0
 def main() -> None:
     """Run one worker, as the JSON object on the first line of stdin describes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    sys.setswitchinterval(SWITCH_S)
     spec = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_die_with_parent, daemon=True).start()
     process = Process(spec)
