@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from .backend import Output, Sampling
-from .columns import bind, expect, positional
+from .columns import bind, expect, positional, settings
 from .errors import FlowrlError, GraphError, Location, ProvenanceError, UnknownName, WrongType, did_you_mean
 from .functions import NodeFunction, gates_of
 from .graph import (
@@ -27,8 +27,8 @@ from .stream import ANY, LogProbs, Prompts, Samples, Scores, Stream, Values
 from .trace import caller, tracer
 
 RESPONSE_COLUMNS = ("response_ids", "response", "mask", "logprobs", "stop", "versions")
-"""What a rollout writes: int32 ids, text, bool mask (1 = trained), float32 log-probs of the sampler, why it ended, and the
-policy version of each token."""
+"""What a rollout writes: int32 ids, text, bool mask (1 = trained), float32 log-probs of the sampler, why it ended, and
+the policy version of each token."""
 BEFORE = {"old_logprobs": "logprobs", "old_values": "values"}
 """What a loss calls a column that the trained model writes again, and the column of a stream that it means."""
 
@@ -97,7 +97,13 @@ def prompts(
     columns = dict.fromkeys(("prompt", "prompt_ids", *(opened.columns if opened else (ANY,))))
     node = tracer().add(
         lambda final: Node(
-            name=final, spec=spec, per="batch", bindings=(), gates=(), outputs=tuple(c for c in columns if c != ANY), at=at
+            name=final,
+            spec=spec,
+            per="batch",
+            bindings=(),
+            gates=(),
+            outputs=tuple(c for c in columns if c != ANY),
+            at=at,
         ),
         name=name,
         default="prompts",
@@ -335,6 +341,10 @@ def evaluate(
     if not isinstance(score, NodeFunction) or score.handle is not Scores:
         fix = "pass the function itself, not what calling it gives"
         raise _wrong(label, at, "score is no reward function", score, "a function under @fl.reward", fix)
+    if score.per != "row":
+        fix = "score the responses of an evaluation one by one"
+        raise _wrong(label, at, "score sees several rows", f"per={score.per!r}", "per='row'", fix)
+    given = settings(score.function, {}, node=label, at=at)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise _no_count(label, at, "every", every)
     active = tracer()
@@ -350,7 +360,7 @@ def evaluate(
         lambda final: Node(
             name=final,
             spec=EvaluateSpec(
-                score=score.spec({}),
+                score=score.spec(given),
                 every=every,
                 sampling=Sampling(n=n, max_new_tokens=length, temperature=float(temperature)),
             ),
@@ -372,7 +382,13 @@ def evaluate(
 
 
 def _forward(
-    default: str, model: Model, samples: Samples, output: Output, column: str, temperature: float | None, name: str | None
+    default: str,
+    model: Model,
+    samples: Samples,
+    output: Output,
+    column: str,
+    temperature: float | None,
+    name: str | None,
 ) -> tuple[str, dict[str, str], tuple[str, ...]]:
     at = caller()
     label = name or default
@@ -423,9 +439,7 @@ def _temperature(samples: Samples, node: str, at: Location) -> float:
     return spec.sampling.temperature or 1.0
 
 
-def _check_sampling(
-    node: str, at: Location, *, n: int, max_new_tokens: int, temperature: float, top_p: float
-) -> None:
+def _check_sampling(node: str, at: Location, *, n: int, max_new_tokens: int, temperature: float, top_p: float) -> None:
     for setting, value in (("n", n), ("max_new_tokens", max_new_tokens)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _no_count(node, at, setting, value)
