@@ -25,6 +25,7 @@ from typing import Any
 from flowrl.graph import UpdateSpec
 from flowrl.rows import Key
 
+from .course import shown
 from .evaluations import Evaluations
 from .events import Action, Firing, Warn
 from .ledger import Ledger
@@ -193,7 +194,7 @@ class Dispatch:
         denominator = self.plan.loss(stage.name).denominator(sums["tokens"], sums["rows"])
         if not denominator:
             why = reasons(progress.dead.values()) if progress.dead else "no row has a trained token"
-            text = f"step {step.number}: node '{stage.name}' has nothing to train: {why}"
+            text = f"step {shown(step.number)}: node '{stage.name}' has nothing to train: {why}"
             self.orders.commands.append(Warn(text))
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}
         update.begin_step()

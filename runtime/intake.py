@@ -12,6 +12,7 @@ from flowrl.backend import Sum
 from flowrl.graph import FunctionSpec
 from flowrl.rows import PROMPT, Key
 
+from .course import shown
 from .events import Block
 from .ledger import Ledger
 from .orders import Lease, Orders, reasons
@@ -86,7 +87,7 @@ class Intake:
             return None
         return {
             "type": "NodeError",
-            "problem": f"node '{name}' failed for {progress.dropped} of {called} rows of step {step}",
+            "problem": f"node '{name}' failed for {progress.dropped} of {called} rows of step {shown(step)}",
             "found": reasons(progress.dead.values()),
             "wanted": f"at most {spec.max_failure_rate:.0%} (max_failure_rate)",
             "node": name,

@@ -22,7 +22,7 @@ from collections import Counter
 from typing import Any
 
 from .closing import Closing
-from .course import Course, Options
+from .course import Course, Options, shown
 from .dispatch import Dispatch
 from .evaluations import Evaluations
 from .events import (
@@ -185,7 +185,7 @@ class Scheduler:
             return
         firing = lease.firing
         if lease.missing:
-            where = f"node '{firing.node}' ended step {firing.step} on worker '{event.worker}'"
+            where = f"node '{firing.node}' ended step {shown(firing.step)} on worker '{event.worker}'"
             self._again(lease, f"{where} without saying what became of {lease.missing} rows", "ResultError")
             return
         self._orders.end(lease)
@@ -207,14 +207,14 @@ class Scheduler:
 
     def _on_died(self, worker: str, reason: str) -> None:
         owed = self._orders.owed_by(worker)
-        doing = f" while it owed node '{owed[0].node}' of step {owed[0].step + 1}" if owed else ""
+        doing = f" while it owed node '{owed[0].node}' of step {shown(owed[0].step)}" if owed else ""
         error = {"type": "WorkerDied", "problem": f"worker '{worker}' died{doing}", "found": reason}
         self._halt("failed", {**error, "node": owed[0].node if owed else None, "worker": worker})
 
     def _on_tick(self, now_s: float) -> None:
         self._orders.now_s = now_s
         for lease, silent_s in self._orders.overdue():
-            owes = f"node '{lease.firing.node}' owes step {lease.firing.step} to the run"
+            owes = f"node '{lease.firing.node}' owes step {shown(lease.firing.step)} to the run"
             problem = f"{owes}: no sign from worker '{lease.worker}' for {silent_s:.0f} s"
             if not self.halted:
                 self._again(lease, problem, "DeadlineError")

@@ -64,6 +64,7 @@ class World:
         seed: of everything that is left to chance.
         faults: what goes wrong.
         num_steps_of_data: steps that each prompts stage has rows for; None for all.
+        ends: the same for one of them, by name.
         blocks: largest number of blocks that an answer is cut into.
     """
 
@@ -72,6 +73,7 @@ class World:
     seed: int = 0
     faults: Faults = field(default_factory=Faults)
     num_steps_of_data: int | None = None
+    ends: dict[str, int] = field(default_factory=dict)
     blocks: int = 3
     max_events: int = 20000
 
@@ -79,7 +81,8 @@ class World:
         self.chance = random.Random(self.seed)
         self.scheduler = Scheduler(self.plan, self.options)
         self.queues: dict[str, deque[Event]] = {worker: deque([Joined(worker)]) for worker in self.plan.workers()}
-        self.held_back: list[Event] = []
+        self.held_back: list[list[Event]] = []
+        """Events that come again or late; those of one firing in order."""
         self.live: dict[tuple[str, int], Block] = {}
         self.freed: Counter[tuple[str, int]] = Counter()
         self.made: Counter[str] = Counter()
@@ -103,12 +106,14 @@ class World:
         for _ in range(self.max_events):
             if self.halt:
                 return self
+            if self.held_back and self.chance.random() < 0.02:
+                self._say_late()
             speaking = [worker for worker, queue in self.queues.items() if queue]
             if speaking:
                 self._say(self.queues[self.chance.choice(speaking)].popleft())
             elif self.held_back or self._owed():
-                if self.held_back and self.chance.random() < self.faults.late:
-                    self._say(self.held_back.pop(self.chance.randrange(len(self.held_back))))
+                if self.held_back and self.chance.random() < 0.5:
+                    self._say_late()
                 else:
                     self.now_s += self.options.lease_s * 1.01
                     self._say(Tick(self.now_s))
@@ -116,12 +121,18 @@ class World:
                 raise AssertionError(f"the run stalls: {self.describe()}")
         raise AssertionError(f"the run does not end: {self.describe()}")
 
+    def _say_late(self) -> None:
+        for event in self.held_back.pop(self.chance.randrange(len(self.held_back))):
+            self._say(event)
+
     def _owed(self) -> bool:
         return self.faults.lose > 0 and bool(self.scheduler.queued())  # answers that never come
 
     def _say(self, event: Event) -> None:
+        if self.halt:
+            return
         if isinstance(event, Produced | Finished) and self.chance.random() < self.faults.repeat:
-            self.held_back.append(event)
+            self.held_back.append([event])
         self.trace.append(event)
         self._take(self.scheduler.on_event(event))
         self.max_open = max(self.max_open, len(self.scheduler.steps))
@@ -161,14 +172,15 @@ class World:
             assert set(each.columns) <= set(block.columns) or firing.action == "import", (each, block)
         self.firings.append((worker, firing))
         lossy = firing.action in RETRIABLE and firing.attempt <= self.faults.lost_attempts
-        lost = False
-        for event in self._answer(worker, firing):
-            lost = lost or (lossy and self.chance.random() < self.faults.lose)  # and then all that follows of it
-            if not lost:
-                self.queues[worker].append(event)
-            elif self.chance.random() < self.faults.late:
-                self.held_back.append(event)
-            elif isinstance(event, Produced) and event.block:
+        events = self._answer(worker, firing)
+        lost = [i for i in range(len(events)) if lossy and self.chance.random() < self.faults.lose]
+        heard = min(lost, default=len(events))
+        self.queues[worker].extend(events[:heard])
+        if heard < len(events) and self.chance.random() < self.faults.late:
+            self.held_back.append(events[heard:])
+            return
+        for event in events[heard:]:
+            if isinstance(event, Produced) and event.block:
                 del self.live[worker, event.block.number]  # nobody hears of it
 
     # --- answering
@@ -178,7 +190,7 @@ class World:
         events: list[Event] = []
         match firing.action:
             case "prompts":
-                data = self.num_steps_of_data
+                data = self.ends.get(firing.node, self.num_steps_of_data)
                 if data is None or firing.step < data:
                     keys = [Key(firing.step, i) for i in range(self.plan.prompts_per_step[firing.node])]
                     events += self._produce(worker, firing, keys)
