@@ -141,7 +141,7 @@ def test_a_row_that_two_answers_bring_is_read_from_the_first():
     step = step_of(Shape(prompts=1, n=2))
     step.place("rollout", block(5, [Key(0, 0, 0)]), {Key(0, 0, 0)})
     step.place("rollout", block(9, [Key(0, 0, 0), Key(0, 0, 1)]), {Key(0, 0, 1)})
-    rollout = [each for each in step.inputs(step.plan.stages["score_0"], {Key(0, 0, 0), Key(0, 0, 1)})][:2]
+    rollout = step.inputs(step.plan.stages["score_0"], {Key(0, 0, 0), Key(0, 0, 1)})[:2]
     assert [(each.number, each.rows) for each in rollout] == [(5, None), (9, (1,))]
 
 

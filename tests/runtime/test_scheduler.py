@@ -297,8 +297,10 @@ def test_a_lost_function_is_given_to_another_worker_and_a_lost_rollout_stays_wit
 
 
 def test_what_cannot_be_repeated_fails_at_its_first_deadline():
-    scheduler, asked = started(Shape())
-    asked = answer_until(scheduler, asked, "step")
+    scheduler, asked = started(Shape(), num_steps=1)
+    for fire in answer_until(scheduler, asked, "step"):
+        if fire.firing.action == "record":
+            scheduler.on_event(Finished(fire.worker, fire.firing.id, 1))
     commands = scheduler.on_event(Tick(601.0))
     assert commands == [
         Halt(
