@@ -69,9 +69,9 @@ class Summary:
     """Versions published by this process."""
     wall_s: float
     planned: Mapping[str, int] = field(default_factory=dict)
-    """Firings that the steps need, by node."""
+    """Rows that the steps bring to each node."""
     executed: Mapping[str, int] = field(default_factory=dict)
-    """Firings that took place, by node."""
+    """Rows that each node took."""
     issued: int = 0
     """Rows that were begun."""
     consumed: int = 0
@@ -80,6 +80,8 @@ class Summary:
     """Rows that were given up, by reason."""
     in_flight: int = 0
     """Rows begun and neither consumed nor dropped: 0 at the end of a run that is done."""
+    reward: tuple[float, float] | None = None
+    """Of the first step, and the moving average at the end (each step counts a fifth)."""
     written: Mapping[str, Path] = field(default_factory=dict)
     """Where things lie, by what they are."""
 
@@ -99,7 +101,7 @@ class Summary:
         for node in dict.fromkeys([*self.planned, *self.executed]):
             planned, executed = self.planned.get(node, 0), self.executed.get(node, 0)
             if planned != executed:
-                found.append(f"node '{node}' fired {executed} times, {planned} were planned")
+                found.append(f"node '{node}' took {executed} rows, {planned} were planned")
         return found
 
 
@@ -209,7 +211,7 @@ def duration(seconds: float) -> str:
 
 
 def end_report(summary: Summary) -> str:
-    """Planned against executed firings, the rows' fates, the time, and where everything lies."""
+    """Planned against executed rows of each node, the rows' fates, the time, and where everything lies."""
     lines = [f"{summary.outcome}: {_count(summary.steps, 'step')} in {duration(summary.wall_s)}"]
     nodes = list(dict.fromkeys([*summary.planned, *summary.executed]))
     if nodes:
@@ -219,6 +221,9 @@ def end_report(summary: Summary) -> str:
             planned, executed = summary.planned.get(node, 0), summary.executed.get(node, 0)
             differs = "  <- differs" if planned != executed and summary.outcome == "done" else ""
             lines.append(f"  {node:<{width}}  {planned:>9}  {executed:>9}{differs}")
+    if summary.reward:
+        first, average = (number(value) for value in summary.reward)
+        lines.append(f"  reward: {first} at first, {average} at the end (moving average)")
     reasons = ", ".join(f"{reason} {count}" for reason, count in summary.dropped.items() if count)
     lines.append(
         f"  rows: {summary.issued} issued = {summary.consumed} consumed + {sum(summary.dropped.values())} dropped"

@@ -33,6 +33,8 @@ from .signals import Terminated
 LAUNCHERS: dict[str, Callable[[Launch], Launcher]] = {"inline": InlineLauncher, "local": LocalLauncher}
 POLL_S = 0.5
 """Longest wait for an event: how often leases and the live view are looked at."""
+REWARD_WEIGHT = 0.2
+"""Of a step in the moving average that the end report shows."""
 log = logging.getLogger("flowrl.run")
 
 
@@ -116,7 +118,7 @@ class _Run:
         self.steps = 0
         self._begun = self._last = time.monotonic()
         self._shown = 0.0
-        self._busy: dict[str, float] = {}
+        self._reward: tuple[float, float] | None = None
 
     def to_the_end(self) -> Summary:
         """Run until the scheduler halts, or the user does not want it any longer."""
@@ -166,6 +168,9 @@ class _Run:
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         self.steps += 1
+        if (reward := metrics.get("reward")) is not None:
+            first, average = self._reward or (reward, reward)
+            self._reward = first, average + REWARD_WEIGHT * (reward - average)
         tokens = metrics.get("response_tokens", 0.0)
         kl = metrics.get("kl", metrics.get("mismatch_kl"))
         first = {"step": step + 1, "version": step + 1, "reward": metrics.get("reward"), "loss": metrics.get("loss")}
@@ -212,6 +217,7 @@ class _Run:
             consumed=sum(each.consumed for each in totals),
             dropped=dropped,
             in_flight=sum(each.open for each in totals),
+            reward=self._reward,
             written=self.folder.written() if self.folder else {},
         )
 

@@ -145,11 +145,11 @@ def test_sums_that_do_not_add_up_are_said_in_words():
     assert summary.problems == [
         "8 rows were issued, but 6 consumed + 0 dropped + 1 in flight are 7",
         "1 rows were neither consumed nor dropped",
-        "node 'kl' fired 0 times, 1 were planned",
+        "node 'kl' took 0 rows, 1 were planned",
     ]
     report = end_report(summary)
     assert "<- differs" in report
-    assert "  does not add up: node 'kl' fired 0 times, 1 were planned" in report
+    assert "  does not add up: node 'kl' took 0 rows, 1 were planned" in report
 
 
 def test_an_interrupted_run_may_leave_rows_in_flight():
