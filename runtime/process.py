@@ -141,18 +141,21 @@ class Process:
         """Serve the data plane at once, in the I/O thread; firings wait for the main thread."""
         worker = self.worker
         if message["do"] == "send" and worker is not None:
-            content = worker.block(message["number"], unpack_rows(message), message["columns"])
-            header = {"firing": message["firing"], "index": message["index"]}
-            send = self.endpoint.send_tensors if isinstance(content, dict) else self.endpoint.send_rows
             try:
-                send(message["to"], message["at"], header, content)
+                self._send_block(worker, message)
             except Exception as error:
-                self._say(pack_event(Failed(self.name, message["firing"], 1, describe_error(error))))
+                self._say(pack_event(Failed(self.name, message["firing"], message["attempt"], describe_error(error))))
             return True
         if message["do"] == "free" and worker is not None:
             worker.free(message["numbers"])
             return True
         return False
+
+    def _send_block(self, worker: Worker, message: dict[str, Any]) -> None:
+        content = worker.block(message["number"], unpack_rows(message), message["columns"])
+        header = {"firing": message["firing"], "index": message["index"]}
+        send = self.endpoint.send_tensors if isinstance(content, dict) else self.endpoint.send_rows
+        send(message["to"], message["at"], header, content)
 
     def _say(self, message: dict[str, Any]) -> None:
         self.endpoint.send_control(message)
