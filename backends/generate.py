@@ -119,9 +119,7 @@ class Decoding:
         self._open[slots] = False
         self.num_open -= len(ended)
         return [
-            Response(
-                key=self.keys[slot], ids=row_ids, logprobs=row_logprobs, stop=ended[slot], version=self.version
-            )
+            Response(key=self.keys[slot], ids=row_ids, logprobs=row_logprobs, stop=ended[slot], version=self.version)
             for slot, row_ids, row_logprobs in zip(sorted(ended), ids, logprobs.tolist(), strict=True)
         ]
 

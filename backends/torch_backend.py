@@ -221,9 +221,7 @@ class TorchBackend:
             return self.network.states(batch.ids, batch.row, batch.position)
         return self.network.shared_states(batch.shared, batch.row, batch.token)
 
-    def _read(
-        self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False
-    ) -> dict[str, Tensor]:
+    def _read(self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False) -> dict[str, Tensor]:
         """What the head says of each wanted token ([wanted] each), in parts when all logits together are too many."""
         if self.network.head != "lm":
             return {"values": self.network.values(states)}

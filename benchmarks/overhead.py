@@ -1,11 +1,13 @@
-"""What flowrl itself costs: the share of a step's wall time that no node's compute accounts for, and one firing's price.
+"""What flowrl itself costs: the share of a step's wall time that no node's compute accounts for, and one firing's
+price.
 
     python benchmarks/overhead.py [--steps 200] [--launcher local]
 
-A step of the quickstart is a chain: a rollout, rewards, advantages, the filter, backward, the optimizer. While one of them
-computes, the others wait (staleness 0), so the step's wall time minus the compute of the chain is what scheduling, queues
-and copies cost. Rewards that run while others decode, reading prompts ahead and writing samples behind count as nobody's.
-Prints shares and ratios of figures from the same run; the first steps, in which caches fill, are left out.
+A step of the quickstart is a chain: a rollout, rewards, advantages, the filter, backward, the optimizer. While one of
+them computes, the others wait (staleness 0), so the step's wall time minus the compute of the chain is what
+scheduling, queues and copies cost. Rewards that run while others decode, reading prompts ahead and writing samples
+behind count as nobody's. Prints shares and ratios of figures from the same run; the first steps, in which caches
+fill, are left out.
 """
 
 from __future__ import annotations
@@ -36,11 +38,17 @@ def main() -> None:
     overheads = [(w - c) / w for w, c in zip(wall, compute, strict=True)]
     per_firing = [(w - c) / n for w, c, n in zip(wall, compute, firings, strict=True)]
     step = statistics.median(wall)
-    print(f"{len(records)} steps, launcher {asked.launcher}: median step {step * 1e3:.1f} ms, {statistics.mean(firings):.1f} firings")
+    print(
+        print(
+            f"{len(records)} steps ({asked.launcher}): {step * 1e3:.1f} ms and {statistics.mean(firings):.1f} firings a step"
+        )
+    )
     for node in CHAIN:
         share = statistics.median(record.get(f"time/{node}", 0.0) / record["time_s"] for record in records)
         print(f"  {node:<12} {share:7.1%} of a step")
-    print(f"  nobody's     {statistics.median(overheads):7.1%} of a step (quartiles {quartiles(overheads)}; target < 3 %)")
+    print(
+        f"  nobody's     {statistics.median(overheads):7.1%} of a step (quartiles {quartiles(overheads)}; target < 3 %)"
+    )
     print(f"one firing costs {statistics.median(per_firing) / step:.2%} of a step beyond its compute: "
           f"{statistics.median(per_firing) * 1e6:.0f} us")  # fmt: skip
 

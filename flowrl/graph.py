@@ -1,7 +1,7 @@
 """The graph: nodes under names, and between them the columns that flow.
 
-A `Graph` is a `networkx.MultiDiGraph` with a name and the parameters it was traced with: node attribute ``node`` holds a
-`Node`; each edge is one column (its key), and carries ``kind``:
+A `Graph` is a `networkx.MultiDiGraph` with a name and the parameters it was traced with: node attribute ``node``
+holds a `Node`; each edge is one column (its key), and carries ``kind``:
 
 * ``column``: the reader binds that column,
 * ``gate``: a filter decides which rows the reader sees,
@@ -155,8 +155,8 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """``prompts``, ``rollout``, ``forward``, ``reward``, ``advantage``, ``node``, ``metric``, ``filter``, ``update``
-        or ``evaluate``."""
+        """``prompts``, ``rollout``, ``forward``, ``reward``, ``advantage``, ``node``, ``metric``, ``filter``,
+        ``update`` or ``evaluate``."""
         return self.spec.role if isinstance(self.spec, FunctionSpec) else type(self.spec).__name__[:-4].lower()
 
     @property
@@ -249,7 +249,9 @@ class Graph:
         digest = hashlib.sha256()
         for node in self.nodes.values():
             model = (node.model.name, node.model.source, node.model.backend) if node.model else None
-            digest.update(repr((node.name, node.kind, node.per, node.bindings, node.gates, model, str(node.mesh))).encode())
+            digest.update(
+                repr((node.name, node.kind, node.per, node.bindings, node.gates, model, str(node.mesh))).encode()
+            )
         return digest.hexdigest()[:16]
 
     @property

@@ -32,9 +32,7 @@ else:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Aggregate = Literal[
-    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
+Aggregate = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRAINED = ("logprobs", "entropy", "values")
 """Columns that the trained model computes, with a gradient."""
 EMPTY = 1e-8

@@ -14,8 +14,8 @@ AXES = ("dp", "tp", "pp", "cp", "ep")
 class Mesh:
     """A box of ranks with named axes, or a pool of CPU workers (`Mesh.cpu`).
 
-    Nodes on one mesh share its processes in turn; nodes on different meshes overlap. A mesh is itself: two meshes of the
-    same shape are two sets of processes, and one mesh given to two models holds both.
+    Nodes on one mesh share its processes in turn; nodes on different meshes overlap. A mesh is itself: two meshes of
+    the same shape are two sets of processes, and one mesh given to two models holds both.
     """
 
     dp: int = 1

@@ -322,4 +322,3 @@ def _deadlock(graph: Graph, queues: list[_Queue], left: Mapping[str, int]) -> Ra
         if left[queue.flow.target] and not queue.ready()
     ]
     return RateError("the bounded queues deadlock", at=graph.at, found="; ".join(waits), wanted="one full iteration")
-

@@ -1,7 +1,7 @@
 """Rows on a stream: columns by name, ragged and never padded, each row under a key.
 
-A *key* is ``(step, prompt, sample)``, stable for the whole run. A prompt itself has ``sample = -1``: it is the row that all
-samples of its group share. `Rows` is what every node gets and gives; a column is one of
+A *key* is ``(step, prompt, sample)``, stable for the whole run. A prompt itself has ``sample = -1``: it is the row
+that all samples of its group share. `Rows` is what every node gets and gives; a column is one of
 
 * a numpy array [rows]: one number a row,
 * a `Ragged`: one array of numbers a row, stored as packed values + offsets,

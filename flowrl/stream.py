@@ -1,7 +1,7 @@
 """Typed handles: what calling a node gives while a graph is traced.
 
-A handle is a promise of columns, not a value. Its type says what flows on it, so that a type checker marks a wrong edge in
-the editor; its `columns` say which node writes each column that a reader of this stream can see.
+A handle is a promise of columns, not a value. Its type says what flows on it, so that a type checker marks a wrong
+edge in the editor; its `columns` say which node writes each column that a reader of this stream can see.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Stream:
         raise self._not_a_value("a truth value", "fl.filter(samples, keep=...) drops rows by their values")
 
     def __iter__(self) -> Iterator[NoReturn]:
-        raise self._not_a_value("iterated", "write the body of the loop as a node: @fl.node(out=...) is called once a row")
+        raise self._not_a_value(
+            "iterated", "write the body of the loop as a node: @fl.node(out=...) is called once a row"
+        )
 
     def __len__(self) -> int:
         raise self._not_a_value("counted", "a node with per='group' or per='batch' sees how many rows it has")

@@ -36,7 +36,8 @@ class Tracer:
     def add(self, make: Callable[[str], Node], *, name: str | None, default: str) -> Node:
         """Add the node that `make` builds under its final name.
 
-        A name that was asked for must be free; a default one gets the suffix ``_2``, ``_3``, ... in order of declaration.
+        A name that was asked for must be free; a default one gets the suffix ``_2``, ``_3``, ... in order of
+        declaration.
         """
         node = make(self._free_name(name, default))
         if node.model is not None:
@@ -180,7 +181,9 @@ class GraphFunction(Generic[P]):
             fix = "call fl.prompts(...) in its body"
             problem = f"graph '{self.name}' declares no node"
             raise GraphError(problem, at=self.at, found="no node", wanted="one node or more", fix=fix)
-        return Graph.build(self.name, active.nodes.values(), values, doc=inspect.getdoc(self.function) or "", at=self.at)
+        return Graph.build(
+            self.name, active.nodes.values(), values, doc=inspect.getdoc(self.function) or "", at=self.at
+        )
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         signature = inspect.signature(self.function)

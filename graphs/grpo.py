@@ -3,8 +3,8 @@
     flowrl run grpo.py --model path/to/SmolLM2-135M-Instruct --data gsm8k/train.jsonl --column question \\
         --max-new-tokens 256 --lr 1e-6 --kl 0.001
 
-`model` is a Hugging Face directory or hub id; `data` a .jsonl or .parquet file whose column `answer` ends with the number
-that is wanted. The defaults are the small model and task that come with flowrl.
+`model` is a Hugging Face directory or hub id; `data` a .jsonl or .parquet file whose column `answer` ends with the
+number that is wanted. The defaults are the small model and task that come with flowrl.
 """
 
 import flowrl as fl

@@ -1,8 +1,8 @@
 """A worker process: reads what it is on stdin, joins the run, fires what it is told in order, and ends with its parent.
 
-The main thread fires nodes. The I/O thread of its `Endpoint` goes on meanwhile: it hands out and forgets blocks as the
-scheduler asks, so that a consumer never waits for a producer's next firing. Stdin stays open as long as the parent lives:
-its end kills this process and whatever a node function has started.
+The main thread fires nodes. The I/O thread of its `Endpoint` goes on meanwhile: it hands out and forgets blocks as
+the scheduler asks, so that a consumer never waits for a producer's next firing. Stdin stays open as long as the
+parent lives: its end kills this process and whatever a node function has started.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .registry import load_backend
 from .worker import Content, Worker, describe_error
 
 SWITCH_S = 0.0005
-"""Longest that the firing thread keeps Python from the I/O thread: ten times less than the default, for a block that waits
-to be sent holds up a whole mesh."""
+"""Longest that the firing thread keeps Python from the I/O thread: ten times less than the default, for a block that
+waits to be sent holds up a whole mesh."""
 WAIT_S = 1.0
 """How often a worker without work looks whether its scheduler still speaks."""
 

@@ -1,7 +1,7 @@
 """One run: the scheduler, a launcher and a console, wired together.
 
-The loop is all there is: events from the launcher go into the scheduler, its commands go to the launcher, and what a step
-comes to goes to the run folder and the console. Nothing is decided here but when to stop waiting.
+The loop is all there is: events from the launcher go into the scheduler, its commands go to the launcher, and what a
+step comes to goes to the run folder and the console. Nothing is decided here but when to stop waiting.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Literal
 import flowrl.errors
 from flowrl.errors import FlowrlError, NodeError, RunError
 from flowrl.graph import Graph
-from flowrl.rates import bound_texts, bounds
+from flowrl.rates import bound_texts
 
 from .checkpoint import Checkpoint, latest, publish, sweep
-from .events import Event, Fire, Free, Halt, Interrupted, Saved, Send, StepDone, Tick, Warn
+from .events import Event, Fire, Free, Halt, Saved, Send, StepDone, Tick, Warn
 from .launch.inline import InlineLauncher
 from .launch.launcher import Launch, Launcher
 from .launch.local import LocalLauncher
@@ -76,9 +76,7 @@ def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
         if folder:
             sweep(folder.path)
             folder.rewind(first + 1)
-            folder.describe_run(
-                graph, command=list(options.command), seed=_seed(graph), bounds=bound_texts(graph)
-            )
+            folder.describe_run(graph, command=list(options.command), seed=_seed(graph), bounds=bound_texts(graph))
         launch = Launch(
             plan=plan,
             seed=_seed(graph),
@@ -169,8 +167,8 @@ class _Run:
         seconds, self._last = now - self._last, now
         self.steps += 1
         if (reward := metrics.get("reward")) is not None:
-            first, average = self._reward or (reward, reward)
-            self._reward = first, average + REWARD_WEIGHT * (reward - average)
+            at_first, average = self._reward or (reward, reward)
+            self._reward = at_first, average + REWARD_WEIGHT * (reward - average)
         tokens = metrics.get("response_tokens", 0.0)
         kl = metrics.get("kl", metrics.get("mismatch_kl"))
         first = {"step": step + 1, "version": step + 1, "reward": metrics.get("reward"), "loss": metrics.get("loss")}
@@ -256,6 +254,6 @@ def _seed(graph: Graph) -> int:
 
 
 def _num_gpus() -> int:
-    from flowrl.check import visible_gpus
+    from flowrl.placement import visible_gpus
 
     return visible_gpus()

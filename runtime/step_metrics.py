@@ -8,7 +8,7 @@ from flowrl.backend import Sum
 
 from .events import Firing
 
-COUNTS = frozenset({"tokens", "rows", "response_tokens", "samples", "num_dropped"})
+COUNTS = frozenset({"tokens", "rows", "response_tokens", "samples", "num_dropped", "firings"})
 """Metrics that are totals; all others are means."""
 
 
@@ -28,6 +28,7 @@ class StepMetrics:
 
     def time(self, firing: Firing, worker: str, seconds: float) -> None:
         """A worker has spent this long on a firing."""
+        self.add(firing.step, {"firings": Sum(1, 1)})
         label = "optimizer" if firing.action == "step" else firing.node
         times = self._times.setdefault(firing.step, {})
         times[label, worker] = times.get((label, worker), 0.0) + seconds

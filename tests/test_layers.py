@@ -9,7 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LEAVES = ("graphs", "runtime", "backends")
-HEAVY = ("torch", "numpy", "networkx", "transformers", "zmq", "msgpack", "rich", "tyro", "pandas", "pyarrow", "datasets")
+HEAVY = (
+    "torch",
+    "numpy",
+    "networkx",
+    "transformers",
+    "zmq",
+    "msgpack",
+    "rich",
+    "tyro",
+    "pandas",
+    "pyarrow",
+    "datasets",
+)
 FILES = sorted(path for folder in ("flowrl", *LEAVES) for path in (ROOT / folder).rglob("*.py"))
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.cfg").is_file() or not FILES, reason="needs the checkout")
@@ -48,7 +60,9 @@ def test_imports_go_downwards_to_the_language_and_never_sideways(path: Path) -> 
 
 def test_importing_flowrl_loads_nothing_heavy() -> None:
     code = f"import sys, flowrl; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

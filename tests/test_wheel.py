@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("flowrl", "flowrl.graphs", "flowrl.runtime", "flowrl.runtime.launch", "flowrl.backends", "flowrl.tasks", "flowrl.visualize")
+FOLDERS = (
+    "flowrl",
+    "flowrl.graphs",
+    "flowrl.runtime",
+    "flowrl.runtime.launch",
+    "flowrl.backends",
+    "flowrl.tasks",
+    "flowrl.visualize",
+)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

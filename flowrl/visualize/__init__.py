@@ -70,9 +70,7 @@ def to_string(graph: Graph, suffix: str, *, bounds: Bounds | None = None) -> str
     return _FORMATS[suffix](scene_of(graph, bounds))
 
 
-def to_text(
-    graph: Graph, width: int = 80, *, bounds: Bounds | None = None, ascii_only: bool | None = None
-) -> str:
+def to_text(graph: Graph, width: int = 80, *, bounds: Bounds | None = None, ascii_only: bool | None = None) -> str:
     """A drawing for a terminal of `width` columns; plain ASCII where standard output cannot show more."""
     return text.to_text(scene_of(graph, bounds), width, ascii_only=ascii_only)
 

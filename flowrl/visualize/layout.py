@@ -125,7 +125,6 @@ def _lane_order(scene: Scene) -> list[str]:
         across = sum(count * abs(at[a] - at[b]) for (a, b), count in joined.items())
         return across + 0.45 * sum(len(order) - 1 - at[key] for key in ends)
 
-
     return list(min(itertools.permutations(keys), key=cost))
 
 

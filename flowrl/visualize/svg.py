@@ -226,5 +226,3 @@ def _distance(a: Point, b: Point) -> float:
 def _towards(a: Point, b: Point, length: float) -> Point:
     whole = _distance(a, b) or 1.0
     return a[0] + (b[0] - a[0]) * length / whole, a[1] + (b[1] - a[1]) * length / whole
-
-

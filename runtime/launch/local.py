@@ -1,8 +1,8 @@
 """One process per rank on this machine, with ZeroMQ between them.
 
-Each worker leads a process group of its own, so that whatever a node function starts goes with it. Sockets lie in a fresh
-folder that only this user can enter, and that is removed at the end; a worker sees the end of its stdin when this process
-dies, however it dies. Nothing is left behind.
+Each worker leads a process group of its own, so that whatever a node function starts goes with it. Sockets lie in a
+fresh folder that only this user can enter, and that is removed at the end; a worker sees the end of its stdin when
+this process dies, however it dies. Nothing is left behind.
 """
 
 from __future__ import annotations

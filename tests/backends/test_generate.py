@@ -117,7 +117,11 @@ def test_a_response_does_not_depend_on_its_batch(name: str, make_backend: MakeBa
     prompts = prompts_of(backend, TEXTS)
     sampling = Sampling(n=3, max_new_tokens=10)
     together = by_key(chain.from_iterable(backend.generate(prompts, sampling, 7)))
-    alone = by_key(response for prompt in prompts[::-1] for response in chain.from_iterable(backend.generate([prompt], sampling, 7)))
+    alone = by_key(
+        response
+        for prompt in prompts[::-1]
+        for response in chain.from_iterable(backend.generate([prompt], sampling, 7))
+    )
     assert together.keys() == alone.keys() == {Key(0, i, s) for i in range(4) for s in range(3)}
     for key, response in together.items():
         assert response.ids == alone[key].ids
@@ -185,18 +189,26 @@ def test_responses_are_given_away_as_they_end(make_backend: MakeBackend, prompts
 
 def test_any_of_several_end_tokens_ends_a_response_and_is_part_of_it() -> None:
     prompts = [Prompt(key=Key(0, 0), ids=[1, 4])]
-    (found,) = chain.from_iterable(generate(Scripted(5, 3, 9, 9), tokenizer(2, 3), prompts, Sampling(max_new_tokens=4), 0, version=6))
+    (found,) = chain.from_iterable(
+        generate(Scripted(5, 3, 9, 9), tokenizer(2, 3), prompts, Sampling(max_new_tokens=4), 0, version=6)
+    )
     assert (found.ids, found.stop, found.version, found.key) == ([5, 3], "eos", 6, Key(0, 0, 0))
     assert found.logprobs == [0.0, 0.0]
 
 
 def test_a_response_without_an_end_token_stops_at_the_length() -> None:
     prompts = [Prompt(key=Key(0, 0), ids=[1])]
-    (found,) = chain.from_iterable(generate(Scripted(7, 8, 9, 2), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0))
+    (found,) = chain.from_iterable(
+        generate(Scripted(7, 8, 9, 2), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0)
+    )
     assert (found.ids, found.stop) == ([7, 8, 9], "length")
-    (found,) = chain.from_iterable(generate(Scripted(7, 8, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0))
+    (found,) = chain.from_iterable(
+        generate(Scripted(7, 8, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3), 0, 0)
+    )
     assert (found.ids, found.stop) == ([7, 8, 2], "eos")
-    (found,) = chain.from_iterable(generate(Scripted(7, 2, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3, ignore_eos=True), 0, 0))
+    (found,) = chain.from_iterable(
+        generate(Scripted(7, 2, 2, 0), tokenizer(2), prompts, Sampling(max_new_tokens=3, ignore_eos=True), 0, 0)
+    )
     assert (found.ids, found.stop) == ([7, 2, 2], "length")
 
 
@@ -206,7 +218,9 @@ def test_a_stop_string_ends_a_response_once_it_is_part_of_the_text() -> None:
     (found,) = chain.from_iterable(generate(Scripted(4, 3, 2, 5, 5), tokenizer(1), prompts, sampling, 0, 0))
     assert (found.ids, found.stop) == ([4, 3, 2], "stop_string")
     script = (*[5] * 40, 3, 2, 5)
-    (found,) = chain.from_iterable(generate(Scripted(*script), tokenizer(1), prompts, Sampling(max_new_tokens=60, stop=("dc",)), 0, 0))
+    (found,) = chain.from_iterable(
+        generate(Scripted(*script), tokenizer(1), prompts, Sampling(max_new_tokens=60, stop=("dc",)), 0, 0)
+    )
     assert (len(found.ids), found.stop) == (42, "stop_string")
 
 
@@ -239,6 +253,10 @@ def test_an_id_beyond_the_vocabulary_is_never_sampled(make_backend: MakeBackend,
     backend.network.vocab_size = 10  # the head has 40 rows: the others are padding
     with torch.no_grad():
         backend.network.module.lm_head.weight.zero_()
-    responses = list(chain.from_iterable(backend.generate(prompts_of(backend, ["1"]), Sampling(n=64, max_new_tokens=4, ignore_eos=True), 0)))
+    responses = list(
+        chain.from_iterable(
+            backend.generate(prompts_of(backend, ["1"]), Sampling(n=64, max_new_tokens=4, ignore_eos=True), 0)
+        )
+    )
     assert {id for response in responses for id in response.ids} == set(range(10))
     np.testing.assert_allclose([p for r in responses for p in r.logprobs], -2.302585, atol=1e-6)

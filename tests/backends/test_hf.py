@@ -382,7 +382,9 @@ def test_a_saved_model_continues_bit_for_bit(
         assert train(backend, rows, clip_grad=1.0) == train(resumed, rows, clip_grad=1.0)
     assert backend.checksum() == resumed.checksum()
     prompts = prompts_of(backend, TEXTS)
-    responses = [list(chain.from_iterable(one.generate(prompts, Sampling(max_new_tokens=8), 1))) for one in (backend, resumed)]
+    responses = [
+        list(chain.from_iterable(one.generate(prompts, Sampling(max_new_tokens=8), 1))) for one in (backend, resumed)
+    ]
     assert responses[0] == responses[1]
     plain = make_backend(str(tmp_path), lr=None, dtype=dtype)  # an ordinary model folder
     assert plain.tokenizer.encode("12>") == backend.tokenizer.encode("12>")

@@ -55,7 +55,10 @@ def test_text_and_messages_become_bytes_and_back() -> None:
 def test_its_gradient_is_the_exact_one(make_rows: MakeRows) -> None:
     backend = tiny()
     prompts = ask(backend, ["1>", "ab"])
-    rows = make_rows(prompts, list(chain.from_iterable(backend.generate(prompts, Sampling(n=2, max_new_tokens=3, ignore_eos=True), 0))))
+    rows = make_rows(
+        prompts,
+        list(chain.from_iterable(backend.generate(prompts, Sampling(n=2, max_new_tokens=3, ignore_eos=True), 0))),
+    )
     backend.backward(rows, reinforce(), 1.0, None)
     last = backend.network.module.last.weight  # type: ignore[union-attr]
     wanted = torch.zeros_like(last)
@@ -79,7 +82,9 @@ def test_the_trainer_finds_the_sampler_s_log_probs(temperature: float, make_rows
     rows = make_rows(prompts, together)
     found = backend.forward(rows, ["logprobs"], temperature)["logprobs"].values
     np.testing.assert_allclose(found, rows["old_logprobs"].values, atol=1e-5)
-    alone = [response for prompt in prompts for response in chain.from_iterable(backend.generate([prompt], sampling, 5))]
+    alone = [
+        response for prompt in prompts for response in chain.from_iterable(backend.generate([prompt], sampling, 5))
+    ]
     assert sorted(together, key=lambda r: r.key) == sorted(alone, key=lambda r: r.key)
 
 
@@ -97,7 +102,9 @@ def test_it_learns_to_count_up(make_rows: MakeRows) -> None:
     sampling = Sampling(n=16, max_new_tokens=3, ignore_eos=True)
     for step in range(100):
         prompts = ask(backend, [f"{digit}>" for digit in range(10)])
-        responses = sorted(chain.from_iterable(backend.generate(prompts, sampling, step)), key=lambda response: response.key)
+        responses = sorted(
+            chain.from_iterable(backend.generate(prompts, sampling, step)), key=lambda response: response.key
+        )
         rewards = np.array([reward(response) for response in responses], np.float32).reshape(10, 16)
         advantages = (rewards - rewards.mean(1, keepdims=True)).ravel()
         rows = make_rows(prompts, responses).with_columns(advantages=advantages)

@@ -96,7 +96,10 @@ def rows_of(asked: list[Prompt], responses: list[Response]) -> Rows:
 
 def sample(backend: HFBackend, **settings: Any) -> Rows:
     asked = prompts()
-    return rows_of(asked, list(chain.from_iterable(backend.generate(asked, Sampling(**{"n": 4, "max_new_tokens": 24, **settings}), 0))))
+    return rows_of(
+        asked,
+        list(chain.from_iterable(backend.generate(asked, Sampling(**{"n": 4, "max_new_tokens": 24, **settings}), 0))),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -167,7 +170,10 @@ def test_a_saved_model_continues(dtype: str, folders: dict[str, Path], tmp_path:
     resumed.load(tmp_path)
     assert backend.checksum() == resumed.checksum()
     responses = [
-        sorted(chain.from_iterable(one.generate(prompts(), Sampling(n=2, max_new_tokens=16), 1)), key=lambda response: response.key)
+        sorted(
+            chain.from_iterable(one.generate(prompts(), Sampling(n=2, max_new_tokens=16), 1)),
+            key=lambda response: response.key,
+        )
         for one in (backend, resumed)
     ]
     assert responses[0] == responses[1]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from flowrl.runtime.cli import main
 
 GRAPH = str(Path(__file__).parent / "graph_to_run.py")
@@ -272,4 +271,3 @@ def test_killing_the_launcher_takes_every_worker_along(tmp_path: Path) -> None:
     while processes_below(tmp_path / "tmp") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not processes_below(tmp_path / "tmp")
-

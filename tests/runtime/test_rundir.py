@@ -217,11 +217,11 @@ def test_several_rewards_are_kept_by_name_and_columns_of_the_data_set_do_not_rep
 def test_pandas_reads_the_samples_with_missing_and_not_finite_rewards(tmp_path):
     with open_run_dir(tmp_path / "run") as run:
         run.samples.write(sample())
-        run.samples.write(sample(rewards={"exact": math.nan}, response="line\nbreak\u2028 \"quoted\""))
+        run.samples.write(sample(rewards={"exact": math.nan}, response='line\nbreak\u2028 "quoted"'))
         run.samples.write(sample(rewards={}, dropped="timeout", version=None, stop=None, num_tokens=None))
     table = pd.read_json(tmp_path / "run" / "samples.jsonl", lines=True)
     assert table["reward"].isna().tolist() == [False, True, True]
-    assert table["response"][1] == "line\nbreak\u2028 \"quoted\""
+    assert table["response"][1] == 'line\nbreak\u2028 "quoted"'
     assert table["dropped"].tolist()[2] == "timeout"
 
 
