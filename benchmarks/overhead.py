@@ -39,9 +39,8 @@ def main() -> None:
     per_firing = [(w - c) / n for w, c, n in zip(wall, compute, firings, strict=True)]
     step = statistics.median(wall)
     print(
-        print(
-            f"{len(records)} steps ({asked.launcher}): {step * 1e3:.1f} ms and {statistics.mean(firings):.1f} firings a step"
-        )
+        firing_count = statistics.mean(firings)
+    print(f"{len(records)} steps ({asked.launcher}): {step * 1e3:.1f} ms and {firing_count:.1f} firings a step")
     )
     for node in CHAIN:
         share = statistics.median(record.get(f"time/{node}", 0.0) / record["time_s"] for record in records)
