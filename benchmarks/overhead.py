@@ -38,10 +38,8 @@ def main() -> None:
     overheads = [(w - c) / w for w, c in zip(wall, compute, strict=True)]
     per_firing = [(w - c) / n for w, c, n in zip(wall, compute, firings, strict=True)]
     step = statistics.median(wall)
-    print(
-        firing_count = statistics.mean(firings)
-    print(f"{len(records)} steps ({asked.launcher}): {step * 1e3:.1f} ms and {firing_count:.1f} firings a step")
-    )
+    count = statistics.mean(firings)
+    print(f"{len(records)} steps ({asked.launcher}): {step * 1e3:.1f} ms and {count:.1f} firings a step")
     for node in CHAIN:
         share = statistics.median(record.get(f"time/{node}", 0.0) / record["time_s"] for record in records)
         print(f"  {node:<12} {share:7.1%} of a step")
