@@ -85,8 +85,8 @@ usage: flowrl COMMAND ...
 
 
 def _run(words: list[str]) -> int:
+    from .driver import RunOptions, run
     from .report import open_console
-    from .run import RunOptions, run
 
     spec, known, rest = _split("run", words, _RunFlags)
     graph, overrides = _graph(spec, rest, known.config)

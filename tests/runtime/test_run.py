@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flowrl.runtime import run
 from flowrl.runtime.cli import main
+from flowrl.runtime.graphfile import load_graph
+from flowrl.runtime.report import Summary
+
+import flowrl as fl
+from flowrl.errors import MeshError
+from flowrl.trace import GraphFunction
 
 GRAPH = str(Path(__file__).parent / "graph_to_run.py")
 FLOWRL = [sys.executable, "-P", "-c", "import sys; from flowrl.runtime.cli import main; sys.exit(main())"]
@@ -174,11 +181,21 @@ def test_a_run_folder_is_not_started_over(tmp_path: Path, capsys: pytest.Capture
     assert "holds a run already" in capsys.readouterr().err
 
 
-def test_the_inline_launcher_works_inside_a_running_event_loop(tmp_path: Path) -> None:
-    async def notebook() -> int:
-        return inline(tmp_path / "run", steps=1)
+def test_a_notebook_runs_a_graph_inside_its_event_loop(tmp_path: Path) -> None:
+    async def notebook() -> Summary:
+        graph = load_graph(GRAPH)
+        assert isinstance(graph, GraphFunction)
+        return run(graph(batch=2), steps=1, run_dir=tmp_path / "run")
 
-    assert asyncio.run(notebook()) == 0
+    summary = asyncio.run(notebook())
+    assert (summary.outcome, summary.steps, summary.consumed) == ("done", 1, 8)
+
+
+def test_a_notebook_gets_what_is_wrong_as_an_exception() -> None:
+    graph = load_graph(GRAPH)
+    assert isinstance(graph, GraphFunction)
+    with pytest.raises(MeshError, match="prompts"):
+        run(graph(batch=1, train=fl.Mesh(dp=2, device="cpu")), steps=1)
 
 
 def test_the_inline_launcher_refuses_several_ranks_and_says_what_to_do(
