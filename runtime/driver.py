@@ -19,7 +19,7 @@ from flowrl.graph import Graph
 from flowrl.rates import bound_texts
 
 from .checkpoint import Checkpoint, latest, publish, sweep
-from .events import Event, Fire, Free, Halt, Saved, Send, StepDone, Tick, Warn
+from .events import Command, Event, Fire, Free, Halt, Saved, Send, StepDone, Tick, Warn
 from .launch.inline import InlineLauncher
 from .launch.launcher import Launch, Launcher
 from .launch.local import LocalLauncher
@@ -149,18 +149,28 @@ class _Run:
                 self._shown = now
                 self._show()
             for event in events:
-                for command in self.scheduler.on_event(event):
-                    match command:
-                        case Fire() | Send() | Free():
-                            self.launcher.send(command)
-                        case StepDone(step, metrics):
-                            self._step_done(step, metrics)
-                        case Saved(version):
-                            self._publish(version)
-                        case Warn(text):
-                            self._warn(text)
-                        case Halt():
-                            return command
+                if halt := self._obey(self.scheduler.on_event(event)):
+                    return halt
+
+    def _obey(self, commands: list[Command]) -> Halt | None:
+        """Carry out what the scheduler wants: what workers wait for goes first."""
+        told: list[Command] = []
+        for command in commands:
+            if isinstance(command, (Fire, Send, Free)):
+                self.launcher.send(command)
+            else:
+                told.append(command)
+        for command in told:
+            match command:
+                case StepDone(step, metrics):
+                    self._step_done(step, metrics)
+                case Saved(version):
+                    self._publish(version)
+                case Warn(text):
+                    self._warn(text)
+                case Halt():
+                    return command
+        return None
 
     def _step_done(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()

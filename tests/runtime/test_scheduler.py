@@ -355,6 +355,28 @@ def test_a_node_that_fails_for_more_rows_than_it_declares_ends_the_run():
     }
 
 
+@given(seeds, st.sampled_from([0.2, 0.5]))
+@often
+def test_lost_rollouts_never_hold_up_training_and_count_from_the_version_that_sampled_them(seed, lose):
+    world = run(Shape(staleness=2, minibatches=2, n=1), seed, num_steps=5, lose=lose, drop=0.3)
+    assert world.halt == Halt("done")
+    world = run(Shape(staleness=2, minibatches=2, n=1), seed, num_steps=5, lose=lose)
+    for done in world.steps:
+        lags = [done.step - version for key, version in world.sampled.items() if key.step == done.step]
+        assert done.metrics["lag"] == pytest.approx(sum(lags) / len(lags))
+
+
+@given(seeds)
+@often
+def test_weights_are_sent_as_they_are_at_a_version_and_never_between_two(seed):
+    shape = Shape(staleness=2, own_mesh=True, minibatches=2, epochs=2, prompts=2, n=1)
+    world = run(shape, seed, num_steps=6)  # the world checks what each export finds
+    exported = [firing.version for _, firing in world.fired("export")]
+    assert exported == sorted(set(exported))
+    imported = Counter(firing.version for _, firing in world.fired("import"))
+    assert imported == dict.fromkeys(exported, 2)
+
+
 # --- the end before the end
 
 

@@ -95,6 +95,9 @@ class World:
         self.halt: Halt | None = None
         self.max_open = 0
         self.now_s = 0.0
+        self.sampled: dict[Key, int] = {}
+        """The version that sampled each row, by the first answer that counted."""
+        self._newest: dict[int, Firing] = {}
         self.weights: dict[tuple[str, str], int] = {}
         """Version of each (worker, model), as its firings leave it; -1 while the optimizer is between two."""
 
@@ -121,6 +124,12 @@ class World:
                 raise AssertionError(f"the run stalls: {self.describe()}")
         raise AssertionError(f"the run does not end: {self.describe()}")
 
+    def _note_sampled(self, event: Event) -> None:
+        firing = self._newest.get(event.firing) if isinstance(event, Produced) else None
+        if firing is not None and firing.action == "rollout" and event.attempt == firing.attempt and event.block:
+            for key in event.block.keys:
+                self.sampled.setdefault(key, firing.version)
+
     def _say_late(self) -> None:
         for event in self.held_back.pop(self.chance.randrange(len(self.held_back))):
             self._say(event)
@@ -134,6 +143,7 @@ class World:
         if isinstance(event, Produced | Finished) and self.chance.random() < self.faults.repeat:
             self.held_back.append([event])
         self.trace.append(event)
+        self._note_sampled(event)
         self._take(self.scheduler.on_event(event))
         self.max_open = max(self.max_open, len(self.scheduler.steps))
         for space, totals in self.scheduler.totals().items():
@@ -171,6 +181,7 @@ class World:
             assert each.rows is None or max(each.rows) < len(block.keys)
             assert set(each.columns) <= set(block.columns) or firing.action == "import", (each, block)
         self.firings.append((worker, firing))
+        self._newest[firing.id] = firing
         lossy = firing.action in RETRIABLE and firing.attempt <= self.faults.lost_attempts
         events = self._answer(worker, firing)
         lost = [i for i in range(len(events)) if lossy and self.chance.random() < self.faults.lose]
