@@ -31,6 +31,10 @@ Action = Literal[
 """What a worker does in a firing."""
 
 
+NO_FIRING = -1
+"""The firing of a failure that none was running on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Rows (or, for a weight sync, tensors) that lie with the worker that made them."""
@@ -120,7 +124,7 @@ class Failed:
 
     worker: str
     firing: int
-    """0: it could not even join."""
+    """Or `NO_FIRING`: it could not join, or not serve a block."""
     attempt: int
     error: dict[str, Any]
     """``type``, ``problem`` and the other parts of a FlowrlError, ``traceback``."""

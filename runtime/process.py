@@ -21,7 +21,7 @@ from flowrl.graph import Graph
 
 from .config import apply
 from .endpoint import Control, Data, Endpoint
-from .events import Failed, Firing
+from .events import NO_FIRING, Failed, Firing
 from .graphfile import load_graph
 from .json_lines import JsonLines
 from .messages import pack_event, unpack_firing, unpack_rows
@@ -77,7 +77,7 @@ class Process:
         try:
             self.worker = self._make_worker()
         except Exception as error:
-            self._say({**pack_event(Failed(self.name, 0, 0, describe_error(error))), "is": "unfit"})
+            self._say(pack_event(Failed(self.name, NO_FIRING, 0, describe_error(error))))
             self.endpoint.close(drain_s=1.0)
             raise SystemExit(1) from error
         self._say({"is": "joined", "address": self.endpoint.data_endpoint})
@@ -144,7 +144,7 @@ class Process:
             try:
                 self._send_block(worker, message)
             except Exception as error:
-                self._say(pack_event(Failed(self.name, message["firing"], message["attempt"], describe_error(error))))
+                self._say(pack_event(Failed(self.name, NO_FIRING, 0, describe_error(error))))
             return True
         if message["do"] == "free" and worker is not None:
             worker.free(message["numbers"])
@@ -154,8 +154,11 @@ class Process:
     def _send_block(self, worker: Worker, message: dict[str, Any]) -> None:
         content = worker.block(message["number"], unpack_rows(message), message["columns"])
         header = {"firing": message["firing"], "index": message["index"]}
-        send = self.endpoint.send_tensors if isinstance(content, dict) else self.endpoint.send_rows
-        send(message["to"], message["at"], header, content)
+        if isinstance(content, dict):
+            self.endpoint.send_tensors(message["to"], message["at"], header, content)
+        else:
+            edge = f"node '{worker.makers[message['number']]}', rows for worker '{message['to']}'"
+            self.endpoint.send_rows(message["to"], message["at"], header, content, context=edge)
 
     def _say(self, message: dict[str, Any]) -> None:
         self.endpoint.send_control(message)

@@ -26,6 +26,7 @@ from .course import Course, Options, shown
 from .dispatch import Dispatch
 from .evaluations import Evaluations
 from .events import (
+    NO_FIRING,
     Block,
     Command,
     Died,
@@ -49,9 +50,6 @@ from .step_metrics import StepMetrics
 from .weights import Weights
 
 __all__ = ["MAX_ATTEMPTS", "MAX_QUEUED", "Options", "Scheduler"]
-
-NO_FIRING = -1
-"""The firing of a `Failed` worker that none was running on."""
 
 
 class Scheduler:

@@ -44,6 +44,8 @@ class Worker:
     models: dict[str, Backend] = field(default_factory=dict)
     readers: dict[str, PromptReader] = field(default_factory=dict)
     blocks: dict[int, Content] = field(default_factory=dict)
+    makers: dict[int, str] = field(default_factory=dict)
+    """The node that made each block, for errors."""
     _next_block: int = 0
 
     def load(self) -> None:
@@ -88,6 +90,7 @@ class Worker:
         """Forget blocks."""
         for number in numbers:
             self.blocks.pop(number, None)
+            self.makers.pop(number, None)
 
     def arguments(self, firing: Firing, parts: Sequence[Content]) -> dict[str, Column]:
         """Columns [rows of the firing, in its order] for each parameter that the node binds."""
@@ -108,6 +111,7 @@ class Worker:
         block = None
         if emitted.content is not None:
             self._next_block += 1
+            self.makers[self._next_block] = firing.node
             self.blocks[self._next_block] = emitted.content
             block = _describe_block(self.name, self._next_block, emitted)
         return Produced(self.name, firing.id, firing.attempt, block, emitted.dropped)

@@ -23,7 +23,7 @@ from pathlib import Path
 from flowrl.errors import ConfigError
 
 from ..control import ControlServer
-from ..events import Died, Event, Failed, Fire, Free, Joined, Send
+from ..events import Died, Event, Fire, Free, Joined, Send
 from ..messages import pack_command, unpack_event
 from .launcher import Launch
 
@@ -142,8 +142,6 @@ class LocalLauncher:
         if message["is"] == "joined":
             self._addresses[worker] = str(message["address"])
             return Joined(worker)
-        if message["is"] == "unfit":
-            return Failed(worker, 0, 0, {**message["error"], "worker": worker})  # type: ignore[dict-item]
         return unpack_event(worker, message)
 
     def _died(self, fd: int) -> Died:

@@ -11,7 +11,7 @@ from flowrl import advantages, losses
 
 
 @fl.reward(timeout=30)
-def digits(response: str, target: str, *, trouble: str = "", at: str = "") -> float:
+def digits(response: str, target: str, extra: object = None, *, trouble: str = "", at: str = "") -> float:
     """Share of characters that are the wanted one; `trouble` strikes once the file `at` exists, or at once."""
     if trouble and (not at or Path(at).exists()):
         if trouble == "raise":
@@ -32,6 +32,7 @@ def learn(
     trouble: str = "",
     at: str = "",
     backend: str = "tiny",
+    model: str = "",
     batch: int = 4,
     n: int = 4,
     staleness: int = 0,
@@ -46,9 +47,11 @@ def learn(
     score: fl.Mesh = fl.Mesh.cpu(1),
 ) -> None:
     """GRPO on: answer with the wanted character."""
-    source = "tiny" if backend == "tiny" else "builtin:reverse_digits"
+    source = model or ("tiny" if backend == "tiny" else "builtin:reverse_digits")
     policy = fl.Model(source, backend=backend, mesh=train, optimizer=fl.AdamW(lr=0.02))
-    rows = [{"prompt": f"{i}>", "target": str(i % 3)} for i in range(12)]
+    rows: list[dict[str, object]] = [{"prompt": f"{i}>", "target": str(i % 3)} for i in range(12)]
+    if trouble == "unsendable":
+        rows = [{**row, "extra": {"tags": {1, 2}}} for row in rows]
     prompts = fl.prompts(rows, batch=batch, seed=seed)
     mesh = sample if own_mesh else None
     samples = fl.rollout(policy, prompts, n=n, max_new_tokens=4, staleness=staleness, mesh=mesh)

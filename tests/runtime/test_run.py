@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -240,15 +242,31 @@ def test_a_killed_trainer_ends_the_run_within_ten_seconds(tmp_path: Path) -> Non
     assert_nothing_left(tmp_path)
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_run_with_the_reason(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text(Path(GRAPH).read_text().replace('"tiny" if backend', '"nowhere/at/all" if backend'))
-    command = [*FLOWRL, "run", str(broken), "--steps", "1", "--backend", "tiny"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=environment(tmp_path), cwd=tmp_path
-    )
-    assert done.returncode in (1, 2)
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = flowrl(tmp_path, "--model", "nowhere/at/all")
+    assert done.returncode == 2
     assert "nowhere/at/all" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_cannot_be_read_end_the_run_with_the_workers_own_words(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(str(files("flowrl.graphs") / "warm_start" / "reverse_digits"), model)
+    (model / "model.safetensors").write_bytes(b"half a file")
+    done = flowrl(tmp_path, "--backend", "hf", "--model", str(model))
+    assert done.returncode == 1
+    assert "(worker 'train.0')" in done.stderr
+    assert "Traceback" in done.stderr
+    assert_nothing_left(tmp_path)
+
+
+def test_a_value_that_the_wire_does_not_carry_is_refused_where_it_is_sent(tmp_path: Path) -> None:
+    done = flowrl(tmp_path, "--trouble", "unsendable")
+    assert done.returncode == 1
+    assert "node 'prompts', rows for worker 'score.0'" in done.stderr
+    assert "extra" in done.stderr
+    assert "tags" in done.stderr
+    assert_nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -366,6 +366,22 @@ def test_lost_rollouts_never_hold_up_training_and_count_from_the_version_that_sa
         assert done.metrics["lag"] == pytest.approx(sum(lags) / len(lags))
 
 
+def test_a_rank_trains_though_it_owes_as_many_rollouts_as_it_may():
+    """Between two mini-batches a lost rollout is not fired again: training must not wait for its place."""
+    scheduler, asked = started(Shape(staleness=2, minibatches=2), num_steps=3)
+    world = World(scheduler.plan, Options(num_steps=3), blocks=1)
+    actions = []
+    while answerable := [fire for fire in asked if fire.firing.step == 0 or fire.firing.action == "prompts"]:
+        fire = answerable[0]
+        asked.remove(fire)
+        actions.append(fire.firing.action)
+        for event in world._answer(fire.worker, fire.firing):
+            asked += [command for command in scheduler.on_event(event) if isinstance(command, Fire)]
+    assert [(fire.firing.action, fire.firing.step) for fire in asked] == [("rollout", 1), ("rollout", 2)]
+    assert [action for action in actions if action in ("backward", "step")] == ["backward", "step"] * 2
+    assert scheduler.version("rollout") == 1
+
+
 @given(seeds)
 @often
 def test_weights_are_sent_as_they_are_at_a_version_and_never_between_two(seed):
