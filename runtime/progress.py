@@ -127,12 +127,14 @@ class StageProgress:
         if not self.ready or (self.stage.per == "batch" and not self.complete):
             return ()
         if self.stage.per == "group" and len(self.ready) < len(self.expected):
-            return [key for key in self.expected if key in self.ready and not self._left[key[1]]]
+            ready, left = self.ready, self._left
+            return [key for key in self.expected if key in ready and not left[key[1]]]
         return self.ready_of(self.expected)
 
     def ready_of(self, keys: Sequence[Key]) -> Sequence[Key]:
         """Those of the keys that are ready, in order."""
-        return keys if len(self.ready) == len(self.expected) else [key for key in keys if key in self.ready]
+        ready = self.ready
+        return keys if len(ready) == len(self.expected) else [key for key in keys if key in ready]
 
     @property
     def complete(self) -> bool:
@@ -147,7 +149,9 @@ class StageProgress:
     def _settle(self, keys: Set[Key]) -> None:
         self.settled |= keys
         if self.stage.per == "group":
-            self._left.subtract(Counter(map(_PROMPT_OF, keys)))
+            left = self._left
+            for prompt, count in Counter(map(_PROMPT_OF, keys)).items():
+                left[prompt] -= count
 
 
 @dataclass(frozen=True, slots=True)
