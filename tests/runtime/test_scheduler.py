@@ -28,7 +28,7 @@ from flowrl.rows import Key
 from tests.runtime.shapes import Shape
 from tests.runtime.world import Faults, World
 
-often = settings(derandomize=True, deadline=None, max_examples=100, phases=[Phase.generate])
+often = settings(derandomize=True, deadline=None, max_examples=70, phases=[Phase.generate])
 seldom = settings(derandomize=True, deadline=None, max_examples=25, phases=[Phase.generate])
 
 booleans = st.booleans()
