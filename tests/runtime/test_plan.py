@@ -106,17 +106,6 @@ def test_a_function_of_the_prompt_alone_waits_for_the_rollout_of_its_prompts():
     assert stage.waits_for == ("rollout",)
     assert stage.reads == (("prompts", ("prompt",)),)
 
-    @fl.graph
-    def two() -> None:
-        prompts = fl.prompts(ROWS, batch=2)
-        samples = fl.rollout(fl.Model("builtin:x"), prompts, n=2)
-        fl.rollout(fl.Model("builtin:x", name="other"), prompts, n=2)
-        of_the_prompt(samples)
-
-    with pytest.raises(GraphError, match="node 'of_the_prompt' belongs to no single rollout") as raised:
-        compile_plan(two())
-    assert raised.value.found == "'rollout' and 'rollout_2'"
-
 
 def test_samples_of_two_rollouts_are_not_joined():
     @fl.node(out="both")
