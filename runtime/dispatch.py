@@ -198,10 +198,12 @@ class Dispatch:
             self.orders.commands.append(Warn(text))
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}
         update.begin_step()
-        self.weights.changing.add(self.plan.model_of[stage.name])
+        model, version = self.plan.model_of[stage.name], step.number + 1
+        self.weights.changing.add(model)
         progress.running += update.num_ranks
-        version = step.number + 1
         self.orders.fire_on_all(stage.pool, stage.name, "step", step.number, version=version, settings=settings)
+        if settings["publish"]:
+            self.weights.promise(model, version)
 
     def _record(self, step: StepRows, progress: StageProgress) -> None:
         worker = self.plan.pools[progress.stage.pool].workers[0]

@@ -2,7 +2,9 @@
 
 Two rules keep a version's number true: while the optimizer of a model is between two versions (`Weights.changing`),
 nothing that reads the model is fired on its mesh; and on one worker firings run in order, so that what is fired after
-an import reads what it brought.
+an import reads what it brought. By the second rule a version is *promised* on its own mesh once all ranks were told to
+make it: a rollout that waits for nothing else is queued behind the optimizer, and no rank idles while word of the
+version goes to the scheduler and back.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class Weights:
         self.home = {plan.model_of[name]: s.pool for name, s in plan.stages.items() if s.action == "backward"}
         """The pool that trains each trained model."""
         self.versions = dict.fromkeys(self.home, first)
+        self.promised = dict(self.versions)
+        """Version that whatever is fired now on a model's home will read."""
         self.changing: set[str] = set()
         """Models whose optimizer has stepped, or was told to, since their newest version."""
         self.replicas = dict.fromkeys(_replicas(plan, self.home), -1 if first else 0)
@@ -40,14 +44,17 @@ class Weights:
 
     def clock(self, space: str) -> int:
         """The version that decides admission to a rollout: of what its samples train, or else of its own model."""
-        return min(map(self.versions.__getitem__, self._clocks[space]), default=self.course.closed)
+        models = self._clocks[space]
+        pool = self.plan.stages[space].pool
+        versions = self.promised if all(self.home[model] == pool for model in models) else self.versions
+        return min(map(versions.__getitem__, models), default=self.course.closed)
 
     def served(self, stage: Stage) -> int:
         """The version of the weights that a stage's ranks hold; a model that nothing trains stays at 0."""
         model = self.plan.model_of[stage.name]
         if (model, stage.pool) in self.replicas:
             return self.replicas[model, stage.pool]
-        return self.versions.get(model, 0)
+        return self.promised.get(model, 0)
 
     def age(self, stage: Stage) -> int:
         """The version that a rollout's samples count from: its ranks', or the clock's for a model that none trains."""
@@ -57,11 +64,17 @@ class Weights:
     def at_rest(self, stage: Stage) -> bool:
         """Whether the weights that a stage reads are those of a version, and stay so for what is fired now."""
         model = self.plan.model_of[stage.name]
-        return model not in self.changing or self.home.get(model) != stage.pool
+        promised = self.promised.get(model) != self.versions.get(model)
+        return model not in self.changing or promised or self.home.get(model) != stage.pool
 
     def trained_on(self, pool: str) -> list[str]:
         """Models that are trained on a pool."""
         return [model for model, home in self.home.items() if home == pool]
+
+    def promise(self, model: str, version: int) -> None:
+        """All ranks were told to make a version."""
+        assert version == self.versions[model] + 1
+        self.promised[model] = version
 
     def publish(self, model: str, version: int) -> None:
         """All ranks have made a version."""
