@@ -7,12 +7,12 @@ values it runs. Positional parameters are columns, keyword-only parameters are s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from .columns import bind, expect, positional, settings
 from .errors import GraphError, WrongType
-from .graph import FunctionSpec, Node, Per
+from .graph import Binding, FunctionSpec, Node, Per
 from .mesh import Mesh
 from .stream import Advantages, LogProbs, Metrics, Samples, Scores, Stream, Values
 from .trace import caller, tracer
@@ -61,7 +61,8 @@ class NodeFunction(Generic[P, R, S]):
             default=self.function.__name__.strip("<>"),
         )
         columns = dict.fromkeys(self.outputs, node.name)
-        return self.handle(node.name, columns, node.gates)
+        passed = gates_of([value for value in (*args, *kwargs.values()) if isinstance(value, Stream)])
+        return self.handle(node.name, columns, passed)
 
     def spec(self, given: Mapping[str, Any]) -> FunctionSpec:
         """What a node of this function does, with the given settings."""
@@ -83,13 +84,14 @@ class NodeFunction(Generic[P, R, S]):
             )
         named = {key: value for key, value in given.items() if isinstance(value, Stream)}
         spec = self.spec(settings(self.function, {k: v for k, v in given.items() if k not in named}, node=name, at=at))
-        handles = [*streams, *named.values()]
+        bindings = bind(positional(self.function), streams, named, node=name, at=at)
+        gates = gates_of([*streams, *named.values()])
         return Node(
             name=name,
             spec=spec,
             per=self.per,
-            bindings=bind(positional(self.function), streams, named, node=name, at=at),
-            gates=gates_of(handles),
+            bindings=bindings,
+            gates=with_rollout(gates, bindings, streams[0]) if streams else gates,
             outputs=self.outputs,
             at=at,
             mesh=mesh,
@@ -99,6 +101,16 @@ class NodeFunction(Generic[P, R, S]):
 def gates_of(streams: list[Any]) -> tuple[str, ...]:
     """Every filter that one of the streams has passed, each once."""
     return tuple(dict.fromkeys(gate for stream in streams for gate in stream.gates))
+
+
+def with_rollout(gates: tuple[str, ...], bindings: Iterable[Binding], samples: Samples) -> tuple[str, ...]:
+    """The gates; for a node that reads only columns of the prompts, the rollout whose samples it is called with.
+
+    Such a column is the same for all rollouts that answer the prompts: it does not say which samples are meant.
+    """
+    prompts = samples.columns["prompt_ids"]
+    told = gates or any(binding.source != prompts for binding in bindings)
+    return gates if told else (samples.columns["response_ids"],)
 
 
 @overload

@@ -4,7 +4,7 @@ A `Graph` is a `networkx.MultiDiGraph` with a name and the parameters it was tra
 holds a `Node`; each edge is one column (its key), and carries ``kind``:
 
 * ``column``: the reader binds that column,
-* ``gate``: a filter decides which rows the reader sees,
+* ``gate``: a filter decides which rows the reader sees (from a rollout whose columns it does not read: ``column``),
 * ``version``: the one back edge, from an update to what reads its model; ``tokens`` is the staleness.
 
 What a node does is its `spec`, one frozen record a kind. A `Node` holds no process, socket or tensor.
@@ -145,7 +145,8 @@ class Node:
     per: Per
     bindings: tuple[Binding, ...]
     gates: tuple[str, ...]
-    """Filters that each of its rows has passed."""
+    """Filters that each of its rows has passed. Of a node that reads only columns of the prompts and is behind no
+    filter, the rollout whose samples it is about."""
     outputs: tuple[str, ...]
     """Columns that it writes; a filter and an update write none."""
     at: Location
@@ -193,11 +194,12 @@ class Graph:
         nodes = list(nodes)
         for node in nodes:
             digraph.add_node(node.name, node=node)
+        rollouts = {node.name for node in nodes if isinstance(node.spec, RolloutSpec)}
         for node in nodes:
             for binding in node.bindings:
                 digraph.add_edge(binding.source, node.name, key=binding.column, kind="column")
             for gate in node.gates:
-                digraph.add_edge(gate, node.name, key="rows", kind="gate")
+                digraph.add_edge(gate, node.name, key="rows", kind="column" if gate in rollouts else "gate")
         for update in (node for node in nodes if isinstance(node.spec, UpdateSpec)):
             for reader in nodes:
                 if reader is not update and reader.model is update.model:

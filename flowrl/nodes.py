@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .backend import Output, Sampling
 from .columns import bind, expect, positional, settings
 from .errors import FlowrlError, GraphError, Location, ProvenanceError, UnknownName, WrongType, did_you_mean
-from .functions import NodeFunction, gates_of
+from .functions import NodeFunction, gates_of, with_rollout
 from .graph import (
     Binding,
     EvaluateSpec,
@@ -218,16 +218,21 @@ def filter(
     if per not in ("row", "group"):
         fix = "per='row' drops samples, per='group' drops prompts with all their samples"
         raise _wrong(name or "filter", at, "per= has an unknown value", per, "'row' or 'group'", fix)
-    node = tracer().add(
-        lambda final: Node(
+
+    def declare(final: str) -> Node:
+        bindings = bind(positional(keep), (samples, *streams), {}, node=final, at=at)
+        return Node(
             name=final,
             spec=FilterSpec(keep=keep, reason=reason or final),
             per=per,
-            bindings=bind(positional(keep), (samples, *streams), {}, node=final, at=at),
-            gates=gates_of([samples, *streams]),
+            bindings=bindings,
+            gates=with_rollout(gates_of([samples, *streams]), bindings, samples),
             outputs=(),
             at=at,
-        ),
+        )
+
+    node = tracer().add(
+        declare,
         name=name,
         default="filter",
     )

@@ -102,13 +102,40 @@ def differ(scores: list[float]) -> bool:
     return len(set(scores)) > 1
 
 
+@fl.graph
+def two_rollouts_of_one_source():
+    """Each filter reads only the data set; which rollout's samples it is about, its first argument says."""
+    prompts = fl.prompts(ROWS, batch=8)
+    for name in ("one", "two"):
+        policy = fl.Model("model", name=name, optimizer=fl.AdamW(lr=1e-6))
+        kept = fl.filter(fl.rollout(policy, prompts, n=4), keep=is_easy)
+        fl.update(policy, kept, advantages.grpo(kept, difficulty(kept)), loss=losses.ppo_clip())
+
+
+@fl.reward
+def difficulty(answer: str) -> float:
+    return float(len(answer))
+
+
+def is_easy(answer: str) -> bool:
+    return len(answer) < 2
+
+
 def facts(model: fl.Model) -> ModelFacts:
     return FACTS
 
 
-@pytest.mark.parametrize("graph", [grpo, ppo, sample_only], ids=lambda graph: graph.name)
+@pytest.mark.parametrize("graph", [grpo, ppo, sample_only, two_rollouts_of_one_source], ids=lambda graph: graph.name)
 def test_a_good_graph_has_no_problem(graph: Callable[[], Graph]) -> None:
     assert check(graph(), describe=facts, gpus=0) == []
+
+
+def test_a_node_that_reads_only_the_data_set_is_about_the_samples_that_it_is_given() -> None:
+    graph = two_rollouts_of_one_source()
+    assert [graph[name].sources for name in ("filter", "filter_2")] == [
+        ("prompts", "rollout"),
+        ("prompts", "rollout_2"),
+    ]
 
 
 def test_a_cycle_is_printed_as_a_path_with_lines() -> None:
