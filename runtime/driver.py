@@ -148,9 +148,8 @@ class _Run:
                 events.append(Tick(now))
                 self._shown = now
                 self._show()
-            for event in events:
-                if halt := self._obey(self.scheduler.on_event(event)):
-                    return halt
+            if halt := self._obey(self.scheduler.on_events(events)):
+                return halt
 
     def _obey(self, commands: list[Command]) -> Halt | None:
         """Carry out what the scheduler wants: what workers wait for goes first."""

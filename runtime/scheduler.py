@@ -19,6 +19,7 @@ gradients and a ``step`` on all ranks publishes the version (updates.py), which 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from .closing import Closing
@@ -55,7 +56,7 @@ __all__ = ["MAX_ATTEMPTS", "MAX_QUEUED", "Options", "Scheduler"]
 class Scheduler:
     """Drives one run of a plan.
 
-    Use: send `start`'s commands, then those of `on_event` for each event, until a `Halt`.
+    Use: send `start`'s commands, then those of `on_events` for the events that have come, until a `Halt`.
     """
 
     def __init__(self, plan: Plan, options: Options) -> None:
@@ -87,9 +88,22 @@ class Scheduler:
 
     def on_event(self, event: Event) -> list[Command]:
         """Take one event; say what follows from it."""
+        return self.on_events([event])
+
+    def on_events(self, events: Iterable[Event]) -> list[Command]:
+        """Take events that have come together; say what follows from all of them."""
         if self.halted:
             return []
         self._orders.commands = []
+        for event in events:
+            self._on_event(event)
+            if self.halted:
+                return self._orders.commands
+        if len(self._joined) == self._num_workers:
+            self._go_on()
+        return self._orders.commands
+
+    def _on_event(self, event: Event) -> None:
         match event:
             case Produced():
                 self._on_produced(event)
@@ -105,9 +119,6 @@ class Scheduler:
                 self._on_tick(now_s)
             case Interrupted(signal):
                 self._halt("interrupted", {"type": "Interrupted", "problem": signal})
-        if not self.halted and len(self._joined) == self._num_workers:
-            self._go_on()
-        return self._orders.commands
 
     # --- what can be asked
 
