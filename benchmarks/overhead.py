@@ -1,7 +1,7 @@
 """What flowrl itself costs: the share of a step's wall time that no node's compute accounts for, and one firing's
 price.
 
-    python benchmarks/overhead.py [--steps 200] [--launcher local]
+    python benchmarks/overhead.py [--steps 200] [--launcher local] [graph parameters: --train.device cpu]
 
 A step of the quickstart is a chain: a rollout, rewards, advantages, the filter, backward, the optimizer. While one of
 them computes, the others wait (staleness 0), so the step's wall time minus the compute of the chain is what
@@ -29,9 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The share of a step's wall time that no node's compute accounts for.")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--launcher", choices=("local", "inline"), default="local")
-    asked = parser.parse_args()
+    asked, parameters = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        records = run(asked.steps, asked.launcher, Path(folder) / "run")[WARM_UP:]
+        records = run(asked.steps, asked.launcher, Path(folder) / "run", parameters)[WARM_UP:]
     wall = [record["time_s"] for record in records]
     compute = [sum(record.get(f"time/{node}", 0.0) for node in CHAIN) for record in records]
     firings = [record["firings"] for record in records]
@@ -50,11 +50,11 @@ def main() -> None:
           f"{statistics.median(per_firing) * 1e6:.0f} us")  # fmt: skip
 
 
-def run(steps: int, launcher: str, run_dir: Path) -> list[dict[str, float]]:
+def run(steps: int, launcher: str, run_dir: Path, parameters: list[str]) -> list[dict[str, float]]:
     """Run the quickstart; its metrics."""
     command = [sys.executable, "-c", "import sys; from flowrl.runtime.cli import main; sys.exit(main())"]
     command += ["run", str(QUICKSTART), "--steps", str(steps), "--launcher", launcher, "--run-dir", str(run_dir)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, *parameters], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
