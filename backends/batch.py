@@ -118,7 +118,7 @@ class Batch:
             array = np.zeros(tuple(self.mask.shape), column.values.dtype)
             array[grid_of(column.lengths)] = packed(column)
         else:
-            array = np.asarray(column)
+            array = np.array(column)  # a copy: what came over a socket is read-only, and torch warns of that
         if array.dtype.kind not in "biuf":
             raise NodeError(f"column '{name}' holds no numbers", found=f"dtype {array.dtype}", wanted="numbers")
         return torch.from_numpy(array).to(self.mask.device, dtype if array.dtype.kind == "f" else None)

@@ -222,7 +222,8 @@ def _join_group(rank: int, world_size: int, device: str, store: Path) -> None:
 
 def _die_with_parent() -> None:
     """Wait for the end of stdin: the parent is gone, however it ended."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not sys.stdin: this thread would hold its lock, and Python aborts at exit when it is held
+        pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -112,6 +112,7 @@ def test_a_run_writes_a_metrics_line_a_step_every_sample_and_the_graph(tmp_path:
     assert {"prompt", "response", "reward", "dropped", "version"} <= samples[0].keys()
     for name in ("graph.json", "graph.svg", "versions.json", "run.log"):
         assert (tmp_path / "run" / name).stat().st_size > 0
+    assert not re.search("Fatal|Error|Warning", (tmp_path / "run" / "run.log").read_text())
     assert_nothing_left(tmp_path)
 
 
