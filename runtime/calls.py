@@ -18,6 +18,7 @@ from flowrl.graph import FilterSpec, FunctionSpec, Node
 from flowrl.rows import Column, Key, Rows
 
 from .arguments import Arguments
+from .plain import carried_text
 from .results import Values, check_metrics, check_row, check_rows, check_verdict, collect, response_lengths
 from .timeout import TimeLimit, function_name
 
@@ -224,9 +225,17 @@ def _all_of(groups: Sequence[Part]) -> list[int]:
     return sorted(row for part in groups for row in part)
 
 
+def message_of(error: BaseException) -> str:
+    """What an exception says, also one whose own ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception as wrong:
+        return f"(its __str__ raised {type(wrong).__name__})"
+
+
 def _one_line(error: BaseException) -> str:
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:MAX_REASON].rstrip(": ")
+    lines = message_of(error).splitlines() or [""]
+    return carried_text(f"{type(error).__name__}: {lines[0]}"[:MAX_REASON].rstrip(": "), MAX_REASON)
 
 
 def _raised(node: Node, error: BaseException, key: Key, calls: int) -> NodeError:

@@ -79,6 +79,14 @@ def unpack(data: bytes | memoryview) -> Any:
         raise ValueError(f"not msgpack: {error}") from None
 
 
+def carried_text(text: str, limit: int) -> str:
+    """A user's text as it can travel: a lone surrogate as its escape, and of a longer text its beginning and end."""
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]} ... {len(text) - 2 * half} characters left out ... {text[-half:]}"
+    return text if _is_unicode(text) else text.encode("utf-8", "backslashreplace").decode()
+
+
 def fault_error(fault: Fault, what: str) -> WireError:
     """The error of a fault in the thing called `what`."""
     return WireError(

@@ -18,11 +18,15 @@ from flowrl.errors import FlowrlError
 from flowrl.rows import Column, Rows
 
 from .actions import ACTIONS, Emitted
+from .calls import message_of
 from .events import Block, Event, Failed, Finished, Firing, Input, Produced
+from .plain import carried_text
 from .plan import Plan, Pool
 from .ranks import Rank
 from .record import Recorder
 
+MAX_TOLD = 20_000
+"""Characters of an error's parts, its traceback among them: a message that holds a data set helps nobody."""
 Content = Any
 """`Rows`, or a dict of named tensors in a weight sync."""
 
@@ -129,7 +133,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     """
     told: dict[str, Any] = {
         "type": type(error).__name__,
-        "problem": f"{type(error).__name__}: {error}",
+        "problem": f"{type(error).__name__}: {message_of(error)}",
         "at": None,
         "found": None,
         "wanted": None,
@@ -141,7 +145,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         parts = {"at": error.at, "found": error.found, "wanted": error.wanted, "fix": error.fix}
         told |= {name: None if value is None else str(value) for name, value in parts.items()}
         told["problem"] = error.problem
-    return told
+    return {name: carried_text(value, MAX_TOLD) if isinstance(value, str) else value for name, value in told.items()}
 
 
 def _describe_block(worker: str, number: int, emitted: Emitted) -> Block:

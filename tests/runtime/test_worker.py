@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flowrl.runtime import actions, worker
-from flowrl.runtime.events import Finished, Firing, Produced
+from flowrl.runtime import actions, wire, worker
+from flowrl.runtime.events import Failed, Finished, Firing, Produced
+from flowrl.runtime.messages import pack_event, unpack_event
 from flowrl.runtime.worker import describe_error, inputs_here
 
 import flowrl as fl
@@ -101,6 +102,42 @@ def test_an_error_of_our_own_keeps_its_parts() -> None:
         "fix": "do",
         "ours": True,
     }
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Mute(), "Mute: (its __str__ raised RuntimeError)"),
+        (ValueError("half \ud83d an emoji"), r"ValueError: half \ud83d an emoji"),
+        (ValueError("x" * 20_000_000), "xxx ... 19980012 characters left out ... xxx"),
+    ],
+)
+def test_whatever_an_exception_says_its_message_can_travel(error: Exception, said: str) -> None:
+    told = describe_error(error)
+    assert said in told["problem"]
+    message = pack_event(Failed("score.0", 1, 1, told))
+    assert (
+        unpack_event("score.0", wire.meta_of(wire.decode(wire.encode(wire.Kind.CONTROL, {8: message})))).error == told
+    )
+
+
+@fl.reward
+def mute(response: str) -> float:
+    raise Mute
+
+
+def test_a_reward_whose_exception_has_no_text_is_named_all_the_same() -> None:
+    hands = Hands(small(mute))
+    hands.fire("prompts")
+    hands.fire("rollout", hands.rows("prompts").keys)
+    hands.try_to_fire("mute", hands.rows("rollout").keys)
+    problem = "function 'mute' of node 'mute' raised Mute: (its __str__ raised RuntimeError)"
+    assert hands.failure()["problem"] == problem
 
 
 def test_any_other_error_keeps_its_type_and_traceback() -> None:
