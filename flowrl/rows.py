@@ -10,8 +10,10 @@ that all samples of its group share. `Rows` is what every node gets and gives; a
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -43,6 +45,22 @@ class Key(NamedTuple):
         return f"step {self.step} prompt {self.prompt}{sample}"
 
 
+def pack_keys(keys: Iterable[Key]) -> array[int]:
+    """[3 x rows] int32: the numbers of all keys, one after the other.
+
+    Raises:
+        TypeError, OverflowError: a number is no 32-bit integer.
+    """
+    return array("i", chain.from_iterable(keys))
+
+
+def unpack_keys(numbers: Iterable[int]) -> list[Key]:
+    """The keys of `pack_keys`."""
+    each = iter(numbers)
+    new = tuple.__new__  # a third of the cost of calling Key, and a firing has hundreds
+    return [new(Key, key) for key in zip(each, each, each, strict=True)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
     """One array of numbers a row: ``values[offsets[i]:offsets[i + 1]]`` is row i."""
@@ -59,8 +77,8 @@ class Ragged:
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         values = np.empty(int(offsets[-1]), dtype)
-        for array, start, end in zip(arrays, offsets[:-1], offsets[1:], strict=True):
-            values[start:end] = array
+        for row, start, end in zip(arrays, offsets[:-1], offsets[1:], strict=True):
+            values[start:end] = row
         return cls(values, offsets)
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrl.errors import WireError
-from flowrl.rows import Column, Key, Ragged, Rows
+from flowrl.rows import Column, Key, Ragged, Rows, pack_keys, unpack_keys
 
 from . import plain, wire
 from .body import ITEM_BYTES, Body, BodyWriter, Dtype, Field, FieldKind
@@ -84,7 +84,7 @@ def decode_rows(message: wire.Message, frames: Sequence[memoryview]) -> Rows:
     key_field = body.fields[position]
     if key_field.dtype != Dtype.I32 or key_field.shape != [num_rows, 3]:
         raise WireError("a block of rows with keys of another shape", found=key_field.shape, wanted=[num_rows, 3])
-    keys = [Key(*key) for key in _array(body, key_field).tolist()]
+    keys = unpack_keys(_array(body, key_field).ravel().tolist())
     columns: dict[str, Column] = {}
     fields = iter(body.fields[:position] + body.fields[position + 1 :])
     for field in fields:
@@ -95,16 +95,13 @@ def decode_rows(message: wire.Message, frames: Sequence[memoryview]) -> Rows:
 
 
 def _key_array(keys: Sequence[Key], context: str) -> NDArray[np.int32]:
-    if not keys:
-        return np.empty((0, 3), np.int32)
     try:
-        wide = np.array(keys)
-        narrow = wide.astype(np.int32)
-    except (ValueError, TypeError, OverflowError) as error:
+        numbers = np.array(pack_keys(keys), np.int32)
+    except (TypeError, OverflowError) as error:
         raise WireError(f"{context}: the rows' keys are no (step, prompt, sample): {error}") from None
-    if narrow.shape != (len(keys), 3) or wide.dtype.kind != "i" or (narrow != wide).any():
-        raise WireError(f"{context}: the rows' keys are no int32 [rows, 3]", found=f"{wide.dtype} {list(wide.shape)}")
-    return narrow
+    if len(numbers) != 3 * len(keys):
+        raise WireError(f"{context}: the rows' keys are no (step, prompt, sample)", found=f"{len(numbers)} numbers")
+    return numbers.reshape(len(keys), 3)
 
 
 def _add_column(writer: BodyWriter, name: object, column: Column, what: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrl.backend import Sum
-from flowrl.rows import Key
+from flowrl.rows import Key, pack_keys, unpack_keys
 
 from .events import Block, Event, Failed, Finished, Fire, Firing, Free, Input, Joined, Produced, Send
 
@@ -89,13 +89,13 @@ def unpack_event(worker: str, message: dict[str, Any]) -> Event:
 
 
 def _keys(keys: Sequence[Key]) -> bytes:
-    return array("i", [number for key in keys for number in key]).tobytes()
+    return pack_keys(keys).tobytes()
 
 
 def _unkeys(packed: bytes) -> tuple[Key, ...]:
     numbers = array("i")
     numbers.frombytes(packed)
-    return tuple(map(Key._make, zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True)))
+    return tuple(unpack_keys(numbers))
 
 
 def _numbers(numbers: Sequence[int] | None) -> bytes | None:
