@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -530,33 +532,19 @@ def test_an_empty_response_stays_empty_and_columns_must_be_as_long_as_the_respon
 # One begin token, whichever way the prompt comes
 
 
-@pytest.fixture(scope="module")
-def bos_template() -> Any:
-    """The shipped character tokenizer with a chat template that writes the begin token itself."""
-    transformers = pytest.importorskip("transformers")
-    folder = Path(__file__).parents[2] / "graphs" / "warm_start" / "reverse_digits"
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}>"
-    return tokenizer
-
-
-def test_messages_templated_text_and_ids_give_the_same_ids_with_one_begin_token(bos_template: Any) -> None:
-    class OneBegin(Characters):
-        def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
-            text = prompt if isinstance(prompt, str) else bos_template.apply_chat_template(prompt, tokenize=False)
-            begins = text.startswith(bos_template.bos_token)
-            return list(bos_template(text, add_special_tokens=not begins)["input_ids"])
-
-        def decode(self, ids: Sequence[int]) -> str:
-            return str(bos_template.decode(ids, skip_special_tokens=True))
-
+def test_messages_templated_text_and_ids_give_the_same_ids_with_one_begin_token(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("flowrl.backends.hf_tokenizer")
+    folder = tmp_path / "model"
+    shutil.copytree(str(files("flowrl.graphs") / "warm_start" / "reverse_digits"), folder)
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}>"  # writes the begin token itself
+    (folder / "chat_template.jinja").write_text(template)
     rows: list[dict[str, Any]] = [
         {"prompt": [{"role": "user", "content": "123"}]},
         {"prompt": "^123>"},
         {"prompt": "123>"},
         {"prompt_ids": [BOS, 4, 5, 6, 45]},
     ]
-    step = PromptReader(rows, OneBegin(), PromptSettings(batch=4)).read(0)
+    step = PromptReader(rows, tokenizers.HFTokenizer(folder), PromptSettings(batch=4)).read(0)
     assert step is not None
     assert [ids.tolist() for ids in step["prompt_ids"]] == [[BOS, 4, 5, 6, 45]] * 4
     assert step["prompt"] == ["123>", "^123>", "123>", "123>"]
