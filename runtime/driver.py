@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import flowrl.errors
 from flowrl.errors import FlowrlError, NodeError, RunError
 from flowrl.graph import Graph
-from flowrl.rates import bound_texts
+from flowrl.rates import bound_texts, bounds
 
 from .checkpoint import Checkpoint, latest, publish, sweep
-from .events import Command, Event, Fire, Free, Halt, Saved, Send, StepDone, Tick, Warn
+from .events import Command, Event, Finished, Fire, Free, Halt, Saved, Send, StepDone, Tick, Warn
 from .launch.inline import InlineLauncher
 from .launch.launcher import Launch, Launcher
 from .launch.local import LocalLauncher
@@ -69,6 +70,7 @@ def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
         KeyboardInterrupt, Terminated: it was interrupted; no worker is left.
     """
     plan = compile_plan(graph)
+    output: SimpleQueue[tuple[str, str]] = SimpleQueue()
     folder = open_run_dir(options.run_dir, resume=options.resume) if options.run_dir else None
     try:
         found = latest(folder.path, graph) if folder and options.resume else None
@@ -85,11 +87,12 @@ def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
             samples=folder.path / "samples.jsonl" if folder else None,
             graph_spec=options.graph_spec,
             overrides=options.overrides,
-            on_output=lambda worker, line: log.info("[%s] %s", worker, line),
+            on_output=lambda worker, line: output.put((worker, line)),
         )
         scheduler = Scheduler(plan, _scheduler_options(options, folder, first, found))
+        this = _Run(plan, scheduler, LAUNCHERS[options.launcher](launch), console, folder, graph, output)
         console.start(graph, options.num_steps, options.run_dir, first_step=first)
-        return _Run(plan, scheduler, LAUNCHERS[options.launcher](launch), console, folder, graph).to_the_end()
+        return this.to_the_end()
     finally:
         if folder:
             folder.close()
@@ -106,8 +109,11 @@ class _Run:
         console: Console,
         folder: RunDir | None,
         graph: Graph,
+        output: SimpleQueue[tuple[str, str]],
     ) -> None:
         self.plan = plan
+        self.output = output
+        """Lines that workers have printed, with the worker's name."""
         self.scheduler = scheduler
         self.launcher = launcher
         self.console = console
@@ -115,7 +121,10 @@ class _Run:
         self.graph = graph
         self.steps = 0
         self._begun = self._last = time.monotonic()
-        self._shown = 0.0
+        self._shown = self._begun
+        self._busy: dict[str, float] = {}
+        """Seconds that each worker has computed since the last look."""
+        self._bounds = bounds(graph).edges
         self._reward: tuple[float, float] | None = None
 
     def to_the_end(self) -> Summary:
@@ -133,6 +142,7 @@ class _Run:
             self.launcher.stop(gently=outcome == "done")
             if self.folder:
                 sweep(self.folder.path)
+            self._tell_output()
             summary = self._summary(outcome)
             self.console.stop(summary)
         if summary.problems:
@@ -144,12 +154,21 @@ class _Run:
         while True:
             events: list[Event] = self.launcher.poll(POLL_S)
             now = time.monotonic()
+            for event in events:
+                if isinstance(event, Finished):
+                    self._busy[event.worker] = self._busy.get(event.worker, 0.0) + event.compute_s
+            self._tell_output()
             if not events or now - self._shown > POLL_S:
                 events.append(Tick(now))
-                self._shown = now
                 self._show()
             if halt := self._obey(self.scheduler.on_events(events)):
                 return halt
+
+    def _tell_output(self) -> None:
+        while not self.output.empty():
+            worker, line = self.output.get()
+            log.info("[%s] %s", worker, line)
+            self.console.say(f"[{worker}] {line}")
 
     def _obey(self, commands: list[Command]) -> Halt | None:
         """Carry out what the scheduler wants: what workers wait for goes first."""
@@ -197,16 +216,27 @@ class _Run:
         self.console.warn(text)
 
     def _show(self) -> None:
-        edges = [
-            EdgeStatus(source=", ".join(self.plan.stages[name].waits_for), target=name, rows=rows, reason=reason)
-            for name, reason, rows in self.scheduler.waiting()
-        ]
-        queued = self.scheduler.queued()
-        meshes = [
-            MeshStatus(name=pool.name, busy=sum(queued.get(w, 0) > 0 for w in pool.workers) / pool.size)
-            for pool in self.plan.pools.values()
-        ]
-        self.console.status(edges, meshes)
+        now = time.monotonic()
+        seconds, self._shown = now - self._shown, now
+        doing, busy, self._busy = self.scheduler.doing(), self._busy, {}
+        self.console.status(
+            [self._edge(*waiting) for waiting in self.scheduler.waiting()],
+            [
+                MeshStatus(
+                    name=pool.name,
+                    busy=min(1.0, sum(busy.get(worker, 0.0) for worker in pool.workers) / (pool.size * seconds)),
+                    doing=", ".join(dict.fromkeys(doing[worker] for worker in pool.workers if worker in doing)),
+                )
+                for pool in self.plan.pools.values()
+            ],
+        )
+
+    def _edge(self, stage: str, reason: str, rows: int) -> EdgeStatus:
+        """Rows that wait before a stage, on the edge that bounds them."""
+        sources = self.plan.stages[stage].waits_for
+        source = next((name for name in sources if (name, stage) in self._bounds), ", ".join(sources))
+        bound = self._bounds.get((source, stage))
+        return EdgeStatus(source=source, target=stage, rows=rows, bound=bound.rows if bound else None, reason=reason)
 
     def _summary(self, outcome: str) -> Summary:
         totals = self.scheduler.totals().values()

@@ -88,6 +88,11 @@ class LiveView:
         with contextlib.suppress(OSError, ValueError):
             self._terminal.print(Text(f"warning: {text}", style="yellow"))
 
+    def say(self, text: str) -> None:
+        """Print the line above the frame."""
+        with contextlib.suppress(OSError, ValueError):
+            self._terminal.print(Text(text, style="dim"))
+
     def stop(self, summary: Summary | None) -> None:
         """Leave the last frame standing and print the end report below it."""
         if self._live is None:

@@ -124,6 +124,10 @@ class Console(Protocol):
         """Show a warning."""
         ...
 
+    def say(self, text: str) -> None:
+        """Show a line that a worker has printed."""
+        ...
+
     def stop(self, summary: Summary | None) -> None:
         """End: give the terminal back and print the end report, if there is one. A second call does nothing."""
         ...
@@ -163,6 +167,10 @@ class PlainLines:
     def warn(self, text: str) -> None:
         """Print the warning."""
         _print(f"warning: {text}", self._err)
+
+    def say(self, text: str) -> None:
+        """Print the line."""
+        _print(text, self._err)
 
     def stop(self, summary: Summary | None) -> None:
         """Print the end report."""

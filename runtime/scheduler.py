@@ -155,9 +155,10 @@ class Scheduler:
         progresses = [progress for step in self.steps.values() for progress in step.stages.values()]
         return [(p.stage.name, self._why(p.stage), len(p.ready)) for p in progresses if p.ready]
 
-    def queued(self) -> dict[str, int]:
-        """Firings that each worker owes."""
-        return Counter(lease.worker for lease in self._orders.leases.values())
+    def doing(self) -> dict[str, str]:
+        """The node that each worker with work runs, or is about to."""
+        leases = reversed(self._orders.leases.values())
+        return {lease.worker: lease.firing.node for lease in leases}
 
     # --- events
 

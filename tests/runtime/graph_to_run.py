@@ -22,8 +22,11 @@ def digits(response: str, target: str, extra: object = None, *, trouble: str = "
             os.kill(os.getpid(), signal.SIGKILL)
         if trouble == "hang":
             time.sleep(1000)
+        if trouble == "print":
+            print("a word of the reward", flush=True)
         if trouble == "child":
             subprocess.Popen(["sleep", "1000"])
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
     return sum(character == target for character in response) / 4
 
 

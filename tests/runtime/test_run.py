@@ -99,8 +99,9 @@ def wait_for_step(process: "subprocess.Popen[str]", step: int) -> None:
 
 
 def test_a_run_writes_a_metrics_line_a_step_every_sample_and_the_graph(tmp_path: Path) -> None:
-    done = flowrl(tmp_path)
+    done = flowrl(tmp_path, "--trouble", "print")
     assert done.returncode == 0, done.stderr
+    assert "[score.0] a word of the reward" in done.stderr
     shown = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     assert len(shown) == 3
     assert re.match(r"step 3 loss=\S+ reward=\S+ kl=\S+ lag=\S+ tok/s=\S+", shown[-1])
@@ -286,6 +287,8 @@ def test_one_signal_ends_everything(tmp_path: Path, sent: int, code: int, when: 
         time.sleep(0.5)
     begun = time.monotonic()
     process.send_signal(sent)
+    time.sleep(0.05)
+    process.send_signal(sent)  # somebody who cannot wait
     output, _ = process.communicate(timeout=20)
     assert time.monotonic() - begun < 10
     assert process.returncode == code, output
@@ -307,3 +310,13 @@ def test_killing_the_launcher_takes_every_worker_along(tmp_path: Path) -> None:
     while processes_below(tmp_path / "tmp") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not processes_below(tmp_path / "tmp")
+    assert list((tmp_path / "tmp").glob("flowrl-*")) == []
+
+
+def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for_step(process, 1)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert_nothing_left(tmp_path)

@@ -457,7 +457,7 @@ def test_prompts_are_read_one_step_ahead_of_what_may_be_sampled():
         assert world.max_open == staleness + 2
 
 
-def test_waiting_says_why_rows_wait_and_queued_who_owes():
+def test_waiting_says_why_rows_wait_and_doing_who_owes():
     scheduler, asked = started(Shape(prompts=1, n=2))
     asked = answer_until(scheduler, asked, "rollout")
     [fire] = [command for command in asked if command.firing.action == "rollout"]
@@ -467,7 +467,7 @@ def test_waiting_says_why_rows_wait_and_queued_who_owes():
     scheduler.on_event(Produced("host", score.firing.id, 1, scored))
     scheduler.on_event(Finished("host", score.firing.id, 1))
     assert scheduler.waiting() == [("centred", "their group is incomplete", 1)]
-    assert scheduler.queued()["train.0"] == 1
+    assert scheduler.doing()["train.0"] == "rollout"
     assert scheduler.version("rollout") == 0
 
 

@@ -135,7 +135,7 @@ class World:
             self._say(event)
 
     def _owed(self) -> bool:
-        return self.faults.lose > 0 and bool(self.scheduler.queued())  # answers that never come
+        return self.faults.lose > 0 and bool(self.scheduler.doing())  # answers that never come
 
     def _say(self, event: Event) -> None:
         if self.halt:
