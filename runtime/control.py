@@ -39,12 +39,14 @@ class ControlServer:
     Args:
         folder: of mode 0700, for a Unix socket; None: loopback TCP.
         address: listen here instead; it must be local.
+        secret: what the incarnation of every worker begins with; others are strangers.
 
     Raises:
         WireError: an address that other machines reach, or that is in use.
     """
 
-    def __init__(self, folder: Path | None = None, *, address: str | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, address: str | None = None, secret: str = "") -> None:
+        self._secret = secret
         self._context: sockets.Context = zmq.Context()
         self._socket = sockets.socket(self._context, zmq.ROUTER)
         try:
@@ -161,9 +163,11 @@ class ControlServer:
             messages.append((name, wire.meta_of(message)))
 
     def _welcome(self, identity: bytes, message: wire.Message) -> None:
-        name, _ = message.header[Hello.PEER]
-        if message.kind != Kind.HELLO or type(name) is not str:
+        name, incarnation = message.header[Hello.PEER]
+        if message.kind != Kind.HELLO or type(name) is not str or type(incarnation) is not str:
             raise WireError("a message from a stranger")
+        if not incarnation.startswith(self._secret):
+            raise WireError("a HELLO of another run")
         self._names.pop(self._identities.get(name, b""), None)
         self._names[identity], self._identities[name] = name, identity
         self._last_seen[name] = time.monotonic()

@@ -89,6 +89,7 @@ class Endpoint:
         window_items, window_bytes: what each producer may have here uncommitted (see `credit.Window`).
         on_control: called in the I/O thread with each control message; True says that it is dealt with and is not to be
             queued. It must be quick and must not raise; it may send.
+        secret: of the run: nobody is listened to who does not know it.
     """
 
     def __init__(
@@ -100,13 +101,15 @@ class Endpoint:
         window_items: int = _DEFAULT.items,
         window_bytes: int = _DEFAULT.num_bytes,
         on_control: Callable[[dict[str, Any]], bool] | None = None,
+        secret: str = "",
     ) -> None:
         self.name = name
-        self.incarnation = uuid4().hex
+        self.incarnation = secret + uuid4().hex
         self.on_control = on_control
         self.scheduler_seen = time.monotonic()
         """When the scheduler last said something; it pings each second."""
         self._scheduler, self._folder = scheduler, run_dir_socket
+        self._secret = secret
         self._window = Window(items=window_items, num_bytes=window_bytes)
         self._arrivals: deque[Control | Data | Ended | BaseException] = deque()
         self._loop = Loop(f"io {name}", before_sleep=self._flush, on_failure=self._arrivals.append)
@@ -139,7 +142,9 @@ class Endpoint:
             context.destroy(0)
             raise
         self._context, self._router = context, router
-        self._inbox = Inbox(router, self._loop, window=self._window, decode=_decode, deliver=self._deliver)
+        self._inbox = Inbox(
+            router, self._loop, window=self._window, decode=_decode, deliver=self._deliver, secret=self._secret
+        )
         self._outbox = Outbox(self.name, self.incarnation, context, self._loop, on_error=self._arrivals.append)
         if self._scheduler:
             self._connect(context, self._scheduler)

@@ -66,6 +66,7 @@ class Inbox:
         made: a bound ROUTER.
         decode: makes the content of a block from its message and its further frames, or raises `WireError`.
         deliver: given each new block, in order of arrival.
+        secret: what the incarnation of every producer begins with.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Inbox:
         window: Window,
         decode: Callable[[wire.Message, list[memoryview]], Any],
         deliver: Callable[[Block], None],
+        secret: str = "",
     ) -> None:
-        self._socket, self._window = made, window
+        self._socket, self._window, self._secret = made, window, secret
         self._decode, self._deliver = decode, deliver
         self._by_identity: dict[bytes, _Producer] = {}
         self._by_name: dict[str, _Producer] = {}
@@ -157,6 +159,8 @@ class Inbox:
         name, incarnation = header[Hello.PEER]
         if type(name) is not str or type(incarnation) is not str:
             raise WireError("a HELLO without a name")
+        if not incarnation.startswith(self._secret):
+            raise WireError("a HELLO of another run")
         if not lowest <= wire.VERSION <= highest:
             text = f"it speaks wire versions {lowest} to {highest}, this is {wire.VERSION}"
             self._reply(identity, wire.encode(Kind.NACK, {Nack.SEQ.value: 0, Nack.TEXT.value: text}))

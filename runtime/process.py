@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from .endpoint import Control, Data, Endpoint
 from .events import NO_FIRING, Failed, Firing
 from .graphfile import load_graph
 from .json_lines import JsonLines
+from .marked import kill_marked
 from .messages import pack_event, unpack_firing, unpack_rows
 from .plan import HOST, compile_plan
 from .ranks import place
@@ -43,7 +45,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     sys.setswitchinterval(SWITCH_S)
     spec = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(spec["sockets"],), daemon=True).start()
     process = Process(spec)
     try:
         process.join()
@@ -64,6 +66,7 @@ class Process:
             scheduler=spec["scheduler"],
             run_dir_socket=Path(spec["sockets"]),
             on_control=self._on_control,
+            secret=spec["secret"],
         )
         self.owed: deque[Firing] = deque()
         self.arrived: dict[tuple[int, int], Content] = {}
@@ -220,10 +223,12 @@ def _join_group(rank: int, world_size: int, device: str, store: Path) -> None:
     )
 
 
-def _die_with_parent() -> None:
-    """Wait for the end of stdin: the parent is gone, however it ended."""
+def _die_with_parent(sockets: str) -> None:
+    """Wait for the end of stdin: the parent is gone, however it ended. Then nothing of the run stays."""
     while os.read(0, 1):  # not sys.stdin: this thread would hold its lock, and Python aborts at exit when it is held
         pass
+    shutil.rmtree(sockets, ignore_errors=True)
+    kill_marked(sockets)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

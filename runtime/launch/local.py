@@ -19,12 +19,15 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from uuid import uuid4
 
 from flowrl.errors import ConfigError
 
 from ..control import ControlServer
 from ..events import Died, Event, Fire, Free, Joined, Send
+from ..marked import MARK, kill_marked
 from ..messages import pack_command, unpack_event
+from ..signals import signals_wait
 from .launcher import Launch
 
 GENTLE_S = 3.0
@@ -43,8 +46,7 @@ class LocalLauncher:
                 fix="save it as a .py file and run that, or use launcher='inline'",
             )
         self.launch = launch
-        self._folder = Path(tempfile.mkdtemp(prefix="flowrl-"))  # mode 0700
-        self._server = ControlServer(self._folder)
+        self._secret = uuid4().hex
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._exits: dict[int, str] = {}
         """Worker by the file descriptor that is readable once its process has ended."""
@@ -52,9 +54,16 @@ class LocalLauncher:
         self._readers: list[threading.Thread] = []
         self._addresses: dict[str, str] = {}
         self._fds: list[int] = []
+        self._folder = Path(tempfile.gettempdir(), f"flowrl-{uuid4().hex[:12]}")
+        self._made = contextlib.ExitStack()
+        self._server: ControlServer
 
     def start(self) -> None:
-        """Start all processes; they load in parallel."""
+        """Start all processes; they load in parallel. What this makes, `stop` removes, also if this is cut short."""
+        self._made.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700)
+        self._server = ControlServer(self._folder, secret=self._secret)
+        self._made.callback(self._server.close)
         for name in self.launch.plan.workers():
             self._spawn(name)
 
@@ -72,7 +81,13 @@ class LocalLauncher:
         return events
 
     def stop(self, *, gently: bool) -> None:
-        """End all processes and everything that they have started."""
+        """End all processes and everything that they have started. No signal cuts it short: it takes seconds."""
+        with signals_wait():
+            self._stop(gently=gently)
+
+    # --- parts
+
+    def _stop(self, *, gently: bool) -> None:
         try:
             if gently:
                 for name in self._processes:
@@ -81,6 +96,7 @@ class LocalLauncher:
         finally:
             for process in self._processes.values():
                 _kill_group(process.pid)
+            kill_marked(str(self._folder))
             self._wait(GENTLE_S)
             for process in self._processes.values():
                 if process.stdin:
@@ -91,10 +107,7 @@ class LocalLauncher:
             for fd in self._exits:
                 os.close(fd)
             self._exits.clear()
-            self._server.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    # --- parts
+            self._made.close()
 
     def _spawn(self, name: str) -> None:
         launch = self.launch
@@ -105,6 +118,7 @@ class LocalLauncher:
             "fingerprint": launch.plan.graph.fingerprint,
             "scheduler": self._server.address,
             "sockets": str(self._folder),
+            "secret": self._secret,
             "seed": launch.seed,
             "device": launch.devices.get(name, "cpu"),
             "threads": launch.threads,
@@ -116,7 +130,7 @@ class LocalLauncher:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=_environment(launch.threads),
+            env={**_environment(launch.threads), MARK: str(self._folder)},
         )
         assert process.stdin is not None
         process.stdin.write(json.dumps(spec).encode() + b"\n")
@@ -152,7 +166,7 @@ class LocalLauncher:
         code = process.wait()
         _kill_group(process.pid)  # its own children
         self._readers[list(self._processes).index(name)].join(0.5)
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
         tail = "\n".join(self._tails[name])
         return Died(name, f"{how} (pid {process.pid})" + (f"; its last lines:\n{tail}" if tail else ""))
 
@@ -172,6 +186,14 @@ def _environment(threads: int) -> dict[str, str]:
     if (root / "setup.cfg").is_file():
         environment["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     return environment
+
+
+def _signal_name(number: int) -> str:
+    """``SIGKILL``; of real-time signals only the first and the last have names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _kill_group(pid: int) -> None:

@@ -343,6 +343,27 @@ def test_strangers_and_garbage_are_dropped_and_counted(
     context.destroy(0)
 
 
+def test_a_stranger_under_a_workers_name_is_not_listened_to(
+    endpoint: Callable[..., Endpoint], made: list[Endpoint | ControlServer]
+) -> None:
+    server = ControlServer(secret="ours")
+    made.append(server)
+    consumer = endpoint("c", secret="ours")
+    producer = endpoint("p", scheduler=server.address, secret="ours")
+    producer.send_rows("c", consumer.data_endpoint, {}, row(1))
+    assert take(consumer, 1) == [1]
+    stranger = endpoint("p", scheduler=server.address)
+    stranger.send_control({"is": "failed"})
+    stranger.send_rows("c", consumer.data_endpoint, {}, row(2))
+    wait_for(lambda: server.poll(0.01) and server.rejected == 2 and consumer.statistics().rejected == 1)
+    producer.send_control({"op": "ready"})
+    producer.send_rows("c", consumer.data_endpoint, {}, row(3))
+    assert take(consumer, 1) == [3]
+    found: list[Any] = []
+    wait_for(lambda: found.extend(server.poll(0.05).messages) or found)
+    assert found == [("p", {"op": "ready"})]
+
+
 def test_a_block_that_cannot_be_read_is_refused_and_the_sender_hears_of_it(endpoint: Callable[..., Endpoint]) -> None:
     producer, consumer = endpoint("p"), endpoint("c")
     packed = wire.pack_header({0: 1, 1: [["keys", 4, 0, [9, 9], 0, 12]], 2: 0}, what="test")

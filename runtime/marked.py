@@ -1,0 +1,37 @@
+"""Processes of a run, found by a mark in their environment.
+
+A process group ends with its leader, but a node function may start a process in a session of its own, as sandboxes do.
+Its environment still says which run it belongs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+MARK = "FLOWRL_RUN"
+"""The environment variable of workers and of all that they start: the folder of the run's sockets."""
+ROUNDS = 10
+"""Looks for processes that were started while others were ended."""
+
+
+def kill_marked(run: str) -> None:
+    """End every process that carries the mark of a run, and that this user may end; this one stays."""
+    mark = f"{MARK}={run}".encode()
+    for _ in range(ROUNDS):
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        marked = [pid for pid in pids if pid != os.getpid() and _is_marked(pid, mark)]
+        for pid in marked:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not marked:
+            return
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty once a process has ended
+    except OSError:
+        return False
