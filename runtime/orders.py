@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .course import shown
 from .events import Action, Block, Command, Fire, Firing, Free, Input, Send, Warn
 from .plan import Plan, Stage
 
@@ -172,6 +173,13 @@ class Orders:
             return worker
         others = [name for name in self.plan.pools[stage.pool].workers if name != worker]
         return min(others, key=self._load.__getitem__, default=worker)
+
+
+def in_words(firing: Firing) -> str:
+    """``node 'reward' of step 3``; of a firing that belongs to no step, ``the save of version 3 ('train')``."""
+    if firing.step == NO_STEP:
+        return f"the {firing.action} of version {firing.version} ('{firing.node}')"
+    return f"node '{firing.node}' of step {shown(firing.step)}"
 
 
 def reasons(dropped: Collection[str]) -> str:

@@ -43,7 +43,7 @@ from .events import (
 )
 from .intake import Intake
 from .ledger import Ledger, Totals
-from .orders import MAX_ATTEMPTS, MAX_QUEUED, Lease, Orders
+from .orders import MAX_ATTEMPTS, MAX_QUEUED, Lease, Orders, in_words
 from .plan import Plan, Stage
 from .progress import StepRows, by_reason
 from .saves import Saves
@@ -217,14 +217,14 @@ class Scheduler:
 
     def _on_died(self, worker: str, reason: str) -> None:
         owed = self._orders.owed_by(worker)
-        doing = f" while it owed node '{owed[0].node}' of step {shown(owed[0].step)}" if owed else ""
+        doing = f" while it owed {in_words(owed[0])}" if owed else ""
         error = {"type": "WorkerDied", "problem": f"worker '{worker}' died{doing}", "found": reason}
         self._halt("failed", {**error, "node": owed[0].node if owed else None, "worker": worker})
 
     def _on_tick(self, now_s: float) -> None:
         self._orders.now_s = now_s
         for lease, silent_s in self._orders.overdue():
-            owes = f"node '{lease.firing.node}' owes step {shown(lease.firing.step)} to the run"
+            owes = f"the run waits for {in_words(lease.firing)}"
             problem = f"{owes}: no sign from worker '{lease.worker}' for {silent_s:.0f} s"
             if not self.halted:
                 self._again(lease, problem, "DeadlineError")
@@ -242,7 +242,9 @@ class Scheduler:
                 samples = self.steps[firing.step].samples(firing.node, firing.keys)
                 self.ledgers[firing.node].reissue(firing.step, list(samples), self._weights.age(stage))
             return
-        parts = {"type": error, "problem": problem, "found": f"attempt {firing.attempt}"}
+        lenders = sorted({f"'{each.worker}'" for each in firing.inputs if each.worker != lease.worker})
+        reads = f"; it needs rows that lie with {', '.join(lenders)}" if lenders else ""
+        parts = {"type": error, "problem": problem, "found": f"attempt {firing.attempt}{reads}"}
         self._halt("failed", {**parts, "node": firing.node, "worker": lease.worker})
 
     # --- what an ended firing leads to

@@ -11,6 +11,7 @@ from flowrl.runtime.events import (
     Failed,
     Finished,
     Fire,
+    Firing,
     Free,
     Halt,
     Interrupted,
@@ -19,6 +20,7 @@ from flowrl.runtime.events import (
     Tick,
     Warn,
 )
+from flowrl.runtime.orders import in_words
 from flowrl.runtime.plan import RECORD
 from flowrl.runtime.scheduler import MAX_ATTEMPTS, Options, Scheduler
 from hypothesis import Phase, given, settings
@@ -277,13 +279,13 @@ def test_a_lost_answer_is_asked_for_again_until_a_deadline_that_names_node_and_w
     assert world.halt.outcome == "failed"
     assert world.halt.error["type"] == "DeadlineError"
     assert world.halt.error["problem"] == (
-        "node 'prompts' owes step 1 to the run: no sign from worker 'host' for 606 s"
+        "the run waits for node 'prompts' of step 1: no sign from worker 'host' for 606 s"
     )
     assert world.halt.error["node"] == "prompts"
     assert world.halt.error["worker"] == "host"
     attempts = [firing.attempt for _, firing in world.firings if firing.node == "prompts" and firing.step == 0]
     assert attempts == list(range(1, MAX_ATTEMPTS + 1))
-    assert len([text for text in world.warnings if "owes step 1 " in text]) == MAX_ATTEMPTS - 1
+    assert len([text for text in world.warnings if "of step 1:" in text]) == MAX_ATTEMPTS - 1
     assert "it is fired again (attempt 2 of 3)" in world.warnings[0]
 
 
@@ -307,7 +309,7 @@ def test_what_cannot_be_repeated_fails_at_its_first_deadline():
             "failed",
             {
                 "type": "DeadlineError",
-                "problem": "node 'update' owes step 1 to the run: no sign from worker 'train.0' for 601 s",
+                "problem": "the run waits for node 'update' of step 1: no sign from worker 'train.0' for 601 s",
                 "found": "attempt 1",
                 "node": "update",
                 "worker": "train.0",
@@ -430,6 +432,17 @@ def test_a_death_names_the_worker_its_node_and_the_reason():
         "node": "rollout",
         "worker": "train.0",
     }
+
+
+def test_a_deadline_names_who_lends_the_rows_and_a_sync_belongs_to_no_step():
+    scheduler, asked = started(Shape(cpu=1))
+    answer_until(scheduler, asked, "function")
+    for now_s in (601.0, 1202.0, 1803.0):
+        commands = scheduler.on_event(Tick(now_s))
+    error = commands[-1].error
+    assert error["found"].startswith("attempt 3; it needs rows that lie with 'host'")
+    sync = Firing(1, "policy>sample", "import", -1, 1, (), version=3)
+    assert in_words(sync) == "the import of version 3 ('policy>sample')"
 
 
 def test_an_interrupt_halts_at_once():
