@@ -7,6 +7,7 @@ step comes to goes to the run folder and the console. Nothing is decided here bu
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -121,7 +122,9 @@ class _Run:
         self.graph = graph
         self.steps = 0
         self._begun = self._last = time.monotonic()
-        self._shown = self._begun
+        self._shown = self._looked = self._begun
+        self._clock_s = 0.0
+        """Seconds that this process was there to hear from workers: not those in which it was stopped."""
         self._busy: dict[str, float] = {}
         """Seconds that each worker has computed since the last look."""
         self._bounds = bounds(graph).edges
@@ -154,12 +157,14 @@ class _Run:
         while True:
             events: list[Event] = self.launcher.poll(POLL_S)
             now = time.monotonic()
+            self._clock_s += min(now - self._looked, 2 * POLL_S)
+            self._looked = now
             for event in events:
                 if isinstance(event, Finished):
                     self._busy[event.worker] = self._busy.get(event.worker, 0.0) + event.compute_s
             self._tell_output()
             if not events or now - self._shown > POLL_S:
-                events.append(Tick(now))
+                events.append(Tick(self._clock_s))
                 self._show()
             if halt := self._obey(self.scheduler.on_events(events)):
                 return halt
@@ -266,7 +271,8 @@ def _scheduler_options(options: RunOptions, folder: RunDir | None, first: int, f
         load_from=str(found.path) if found else None,
         save_every=(options.save_every or options.num_steps) if folder else None,
         save_to=str(folder.path / "checkpoints") if folder else "",
-        lease_s=options.lease_s,
+        # Inline nothing is lost, and while one worker computes the others cannot give a sign.
+        lease_s=math.inf if options.launcher == "inline" else options.lease_s,
     )
 
 

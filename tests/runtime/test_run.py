@@ -179,6 +179,13 @@ def test_a_resumed_run_continues_as_if_it_had_never_stopped(tmp_path: Path) -> N
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+def test_an_inline_run_has_no_deadline_for_a_worker_that_waits_for_its_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inline(tmp_path / "run", "--lease", "0.0001") == 0
+    assert "no sign from worker" not in capsys.readouterr().err
+
+
 def test_a_run_folder_is_not_started_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inline(tmp_path / "run", steps=1) == 0
     assert inline(tmp_path / "run", steps=1) == 2
