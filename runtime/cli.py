@@ -24,7 +24,7 @@ from flowrl.rates import bound_texts, bounds
 from flowrl.trace import GraphFunction
 
 from .config import apply, resolve
-from .graphfile import load_graph
+from .graphfile import body_error, load_graph
 from .parameter_help import help_text
 from .registry import describe
 from .signals import Terminated, sigterm_raises
@@ -75,12 +75,13 @@ usage: flowrl COMMAND ...
 
   flowrl run GRAPH.py[:name] [--steps N] [--run-dir DIR] [--launcher local|inline] [--resume]
              [--save-every N] [--config FILE.yaml] [graph parameters: --lr 3e-6 --train.dp 2]
-  flowrl check GRAPH.py[:name] ...         check graphs or folders of graphs; starts nothing
+  flowrl check GRAPH.py[:name]|FOLDER      check a graph, or all graphs of a folder; starts nothing
   flowrl visualize GRAPH.py[:name] [-o FILE.svg|.html|.mmd|.dot]   draw the graph, here without -o
   flowrl doctor                            what this machine has, and what it lacks
   flowrl init [DIR]                        a graph of your own to start from
 
-  flowrl run GRAPH.py --help               the graph's own parameters\
+  flowrl run GRAPH.py --help               the graph's own parameters
+  flowrl --version                         the version that is installed\
 """
 
 
@@ -93,7 +94,11 @@ def _run(words: list[str]) -> int:
     problems = _problems(graph)
     if problems:
         return _refuse(problems)
-    steps = known.steps or graph.parameters.get("steps") or DEFAULT_STEPS
+    steps = graph.parameters.get("steps", DEFAULT_STEPS) if known.steps is None else known.steps
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigError("a run has one step or more", found=f"steps={steps}", wanted="an integer >= 1")
+    if known.resume and known.run_dir is None:
+        raise ConfigError("--resume goes on with a run that was begun", found="no --run-dir", fix="--run-dir runs/NAME")
     options = RunOptions(
         num_steps=steps,
         launcher=known.launcher,
@@ -165,11 +170,30 @@ def _init(words: list[str]) -> int:
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
+def _count(words: list[str]) -> int:
+    if not words[0].isdecimal() or int(words[0]) < 1:
+        raise ValueError(f"{words[0]!r} is no integer >= 1")
+    return int(words[0])
+
+
+Count = Annotated[
+    int | None,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N",
+        instance_from_str=_count,
+        is_instance=lambda value: value is None or isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""An option that counts something, from 1; None when it is not given."""
+
+
 @dataclass(frozen=True)
 class _Common:
     """Options of every command that takes a graph."""
 
-    config: Path | None = None
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE.yaml", help_behavior_hint="")] = None
     """Graph parameters as YAML."""
 
 
@@ -177,16 +201,16 @@ class _Common:
 class _RunFlags(_Common):
     """Check a graph, then run it. Everything that is no option here is a parameter of the graph."""
 
-    steps: int | None = None
+    steps: Annotated[Count, tyro.conf.arg(help_behavior_hint="")] = None
     """Steps to train; else the graph's parameter `steps`, else 100."""
-    run_dir: Path | None = None
+    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Where the run writes (default: runs/NAME-DATE-TIME)."""
     launcher: Literal["local", "inline"] = "local"
     """A process a rank, or all in this one."""
     resume: bool = False
     """Go on from the newest checkpoint in --run-dir."""
-    save_every: int | None = None
-    """Steps between two checkpoints; the last step is always saved."""
+    save_every: Annotated[Count, tyro.conf.arg(help_behavior_hint="")] = None
+    """Steps between two checkpoints. The last step is always saved; without this, no other is."""
     lease: float = 600.0
     """Seconds that a worker with work may give no sign of progress."""
 
@@ -200,8 +224,8 @@ class _CheckFlags(_Common):
 class _VisualizeFlags(_Common):
     """Draw a graph."""
 
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """A .svg, .html, .mmd, .dot or .txt file; the terminal when left out."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")] = None
+    """A .svg, .html, .mmd, .dot, .txt or .png file; the terminal when left out."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +257,7 @@ def _split(command: str, words: list[str], kind: type[Flags]) -> tuple[str, Flag
     if "-h" in words or "--help" in words:
         loaded = load_graph(words[0])
         if isinstance(loaded, GraphFunction):
-            print(f"parameters of graph '{loaded.name}':\n{help_text(loaded)}\n")
+            print(f"{help_text(loaded)}\n")
         tyro.cli(kind, args=["--help"], prog=usage)
     flags, rest = tyro.cli(kind, args=words[1:], prog=usage, return_unknown_args=True)
     return words[0], flags, rest
@@ -254,7 +278,11 @@ def _graph(spec: str, rest: Sequence[str], config: Path | None) -> tuple[Graph, 
             fix="give the parameter another name",
         )
     overrides = resolve(loaded, rest, config)
-    return loaded(**apply(loaded, overrides)), overrides
+    values = apply(loaded, overrides)
+    try:
+        return loaded(**values), overrides
+    except Exception as error:
+        raise body_error(error, loaded) from error.__cause__
 
 
 def _problems(graph: Graph) -> list[FlowrlError]:
@@ -272,7 +300,8 @@ def _refuse(problems: Sequence[FlowrlError]) -> int:
 
 def _size(graph: Graph) -> str:
     queues = len(bounds(graph).edges)
-    return f"{len(graph.nodes)} nodes, {len(graph.models)} models, {queues} bounded queues that cannot deadlock"
+    models = "1 model" if len(graph.models) == 1 else f"{len(graph.models)} models"
+    return f"{len(graph.nodes)} nodes, {models}, {queues} bounded queues that cannot deadlock"
 
 
 def _new_run_dir(name: str) -> Path:

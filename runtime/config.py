@@ -225,7 +225,7 @@ def _wrong(
     fix = None
     if wanted == "int" and found.strip("'").replace(".", "", 1).isdigit():
         fix = f"write {int(float(found.strip(chr(39))))}"
-    elif wanted in ("int", "float", "bool") and at and found.startswith("'"):
+    elif wanted in ("int", "float", "bool") and at and _reads_as(found[1:-1], parameter.type):
         fix = f"write {found[1:-1]} without quotes"
     return ConfigError(
         f"parameter '{parameter.name}' of graph '{function.name}' has the wrong type",
@@ -234,6 +234,14 @@ def _wrong(
         wanted=wanted,
         fix=fix or f"give it as {wanted}",
     )
+
+
+def _reads_as(text: str, annotation: Any) -> bool:
+    try:
+        parse([text], annotation)
+    except Mismatch:
+        return False
+    return True
 
 
 def _unknown(

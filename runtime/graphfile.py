@@ -7,6 +7,7 @@ the same functions under the same names, so nothing of the user's code has to tr
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from flowrl.errors import ConfigError, FlowrlError, did_you_mean, nearest
+from flowrl.errors import ConfigError, FlowrlError, GraphError, did_you_mean, nearest
 from flowrl.graph import Graph
 from flowrl.trace import GraphFunction, locate, location
 
@@ -155,6 +156,21 @@ def _import_error(error: BaseException, path: Path) -> BaseException:
         found=type(error).__name__,
         wanted="a file that imports without an error",
         fix=f"'python {shown_path(path)}' shows the same error",
+    ).with_traceback(own)
+
+
+def body_error(error: Exception, loaded: GraphFunction[Any]) -> Exception:
+    """What the user sees of an exception in the body of a graph function: its own line and traceback, none of ours."""
+    path = Path(inspect.unwrap(loaded.function).__code__.co_filename)
+    own = _own_frames(error.__traceback__, path)
+    if own is None or isinstance(error, FlowrlError):
+        return error
+    shown = "".join(traceback.format_exception(type(error), error, own)).rstrip()
+    return GraphError(
+        f"declaring graph '{loaded.name}' failed: {type(error).__name__}: {error}\n{shown}",
+        at=location(str(path), own.tb_lineno),
+        found=type(error).__name__,
+        wanted="a graph function that runs without an error: it only declares nodes",
     ).with_traceback(own)
 
 

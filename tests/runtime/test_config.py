@@ -156,6 +156,7 @@ def test_a_text_for_a_number_is_refused(tmp_path: Path) -> None:
     error = refused(yaml='temperature: "0.6"\n', folder=tmp_path)
     assert "parameter 'temperature' of graph 'grpo' has the wrong type" in error.problem
     assert (error.found, error.wanted, error.fix) == ("'0.6'", "float", "write 0.6 without quotes")
+    assert refused(yaml="temperature: warm\n", folder=tmp_path).fix == "give it as float"
 
 
 def test_a_float_for_an_integer_is_refused(tmp_path: Path) -> None:
