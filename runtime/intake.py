@@ -90,5 +90,6 @@ class Intake:
             "problem": f"node '{name}' failed for {progress.dropped} of {called} rows of step {shown(step)}",
             "found": reasons(progress.dead.values()),
             "wanted": f"at most {spec.max_failure_rate:.0%} (max_failure_rate)",
+            "fix": "repair the function, or allow more: max_failure_rate=",
             "node": name,
         }

@@ -8,12 +8,17 @@ that of the steps in flight.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
 from flowrl.errors import LedgerError
 from flowrl.rows import Key
+
+MAX_REASONS = 64
+"""Reasons that are counted one by one: a reason that quotes its row would be one for each."""
+OTHER = "other reasons"
+SHOWN_REASONS = 3
 
 
 class State(Enum):
@@ -52,6 +57,15 @@ class _Step:
     rows: dict[State, set[Key]] = field(default_factory=lambda: {state: set() for state in State})
     versions: dict[int, set[Key]] = field(default_factory=dict)
     """Rows by the version that samples them."""
+
+
+def most_frequent(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The most frequent reasons with their counts; all others together come last."""
+    counted = Counter(reasons)
+    others = counted.pop(OTHER, 0)
+    ranked = counted.most_common()
+    others += sum(count for _, count in ranked[SHOWN_REASONS:])
+    return ranked[:SHOWN_REASONS] + ([(OTHER, others)] if others else [])
 
 
 class Ledger:
@@ -127,7 +141,8 @@ class Ledger:
         unborn = keys & self._steps[step].rows[State.ISSUED] if step in self._steps else set()
         self._move(step, unborn, State.ISSUED, State.DROPPED)
         self._move(step, keys - unborn, State.PRODUCED, State.DROPPED)
-        self._reasons[reason] += len(keys)
+        known = reason in self._reasons or len(self._reasons) < MAX_REASONS
+        self._reasons[reason if known else OTHER] += len(keys)
 
     def state(self, key: Key) -> State | None:
         """None before a row is issued, and once its step is closed."""

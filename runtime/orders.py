@@ -13,6 +13,7 @@ from typing import Any
 
 from .course import shown
 from .events import Action, Block, Command, Fire, Firing, Free, Input, Send, Warn
+from .ledger import most_frequent
 from .plan import Plan, Stage
 
 MAX_QUEUED = 2
@@ -183,6 +184,6 @@ def in_words(firing: Firing) -> str:
 
 
 def reasons(dropped: Collection[str]) -> str:
-    """``3 rows dropped: too long, 1 rows dropped: ...``, the most frequent first."""
-    counted = Counter(dropped).most_common()
-    return ", ".join(f"{count} rows dropped: {reason}" for reason, count in counted) or "no row"
+    """``3 rows dropped: too long, 1 row dropped: ...``, the most frequent first."""
+    counted = most_frequent(Counter(dropped))
+    return ", ".join(f"{count} {'row' if count == 1 else 'rows'} dropped: {reason}" for reason, count in counted) or "no row"

@@ -27,6 +27,8 @@ from typing import IO, Any, Protocol
 
 from flowrl.graph import Graph
 
+from .ledger import most_frequent
+
 SHOWN = {"loss": "loss", "reward": "reward", "kl": "kl", "lag": "lag", "tok/s": "tokens_per_s"}
 """What each line says first, in this order, and the key of the record that holds it."""
 
@@ -232,7 +234,7 @@ def end_report(summary: Summary) -> str:
     if summary.reward:
         first, average = (number(value) for value in summary.reward)
         lines.append(f"  reward: {first} at first, {average} at the end (moving average)")
-    reasons = ", ".join(f"{reason} {count}" for reason, count in summary.dropped.items() if count)
+    reasons = ", ".join(f"{reason} {count}" for reason, count in most_frequent(summary.dropped) if count)
     lines.append(
         f"  rows: {summary.issued} issued = {summary.consumed} consumed + {sum(summary.dropped.values())} dropped"
         f"{f' ({reasons})' if reasons else ''}{f' + {summary.in_flight} in flight' if summary.in_flight else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from flowrl.runtime.ledger import Ledger, State
+from flowrl.runtime.ledger import Ledger, State, most_frequent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +82,23 @@ def test_a_row_may_be_dropped_before_it_exists():
     ledger.close(0)
     assert ledger.totals().dropped == {"its worker is gone": 4}
     assert ledger.totals().balanced
+
+
+def test_reasons_that_quote_their_row_are_summed_up():
+    ledger = Ledger(staleness=0)
+    many = [Key(0, 0, sample) for sample in range(200)]
+    ledger.issue(0, many, 0)
+    for key in many:
+        ledger.drop(0, {key}, "too long" if key.sample < 100 else f"cannot read {key.sample}")
+    dropped = ledger.totals().dropped
+    assert len(dropped) == 65
+    assert sum(dropped.values()) == 200
+    assert most_frequent(dropped) == [
+        ("too long", 100),
+        ("cannot read 100", 1),
+        ("cannot read 101", 1),
+        ("other reasons", 98),
+    ]
 
 
 def test_a_step_with_open_rows_is_not_closed():

@@ -353,6 +353,7 @@ def test_a_node_that_fails_for_more_rows_than_it_declares_ends_the_run():
         "problem": "node 'strict' failed for 2 of 2 rows of step 1",
         "found": "2 rows dropped: strict says no",
         "wanted": "at most 50% (max_failure_rate)",
+        "fix": "repair the function, or allow more: max_failure_rate=",
         "node": "strict",
     }
 
