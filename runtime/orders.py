@@ -185,5 +185,7 @@ def in_words(firing: Firing) -> str:
 
 def reasons(dropped: Collection[str]) -> str:
     """``3 rows dropped: too long, 1 row dropped: ...``, the most frequent first."""
-    counted = most_frequent(Counter(dropped))
-    return ", ".join(f"{count} {'row' if count == 1 else 'rows'} dropped: {reason}" for reason, count in counted) or "no row"
+    counted = [
+        (f"{count} row" if count == 1 else f"{count} rows", why) for why, count in most_frequent(Counter(dropped))
+    ]
+    return ", ".join(f"{rows} dropped: {reason}" for rows, reason in counted) or "no row"
