@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,11 @@ def publish(run_dir: Path, checkpoint: Checkpoint) -> Path:
     return final
 
 
-def latest(run_dir: Path, graph: Graph) -> Checkpoint | None:
-    """The newest complete checkpoint of a run folder; None when it has none. A newer one that is not is warned of.
+def latest(run_dir: Path, graph: Graph, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
+    """The newest complete checkpoint of a run folder; None when it has none.
+
+    Args:
+        warn: told of each newer one that is not complete, as the log is.
 
     Raises:
         CheckpointError: it is of another graph.
@@ -83,7 +86,9 @@ def latest(run_dir: Path, graph: Graph) -> Checkpoint | None:
     for version, path in sorted(found, key=lambda each: (each[0], not each[1].name.endswith(PARTIAL)), reverse=True):
         record = _record(path)
         if missing := _missing(path, record, version, graph):
-            log.warning("checkpoint '%s' is incomplete and is passed over: it lacks %s", path, ", ".join(missing))
+            text = f"checkpoint '{path}' is incomplete and is passed over: it lacks {', '.join(missing)}"
+            log.warning(text)
+            warn(text)
             continue
         return Checkpoint(version=version, fingerprint=record["fingerprint"], path=str(path))
     return None

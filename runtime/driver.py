@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 import flowrl.errors
-from flowrl.errors import FlowrlError, NodeError, RunError
+from flowrl.errors import CheckpointError, FlowrlError, NodeError, RunError
 from flowrl.graph import Graph
 from flowrl.rates import bound_texts, bounds
 
@@ -74,7 +74,7 @@ def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
     output: SimpleQueue[tuple[str, str]] = SimpleQueue()
     folder = open_run_dir(options.run_dir, resume=options.resume) if options.run_dir else None
     try:
-        found = latest(folder.path, graph) if folder and options.resume else None
+        found = _checkpoint(folder, graph, console) if folder and options.resume else None
         first = found.version if found else 0
         if folder:
             sweep(folder.path)
@@ -262,6 +262,23 @@ class _Run:
             reward=self._reward,
             written=self.folder.written() if self.folder else {},
         )
+
+
+def _checkpoint(folder: RunDir, graph: Graph, console: Console) -> Checkpoint | None:
+    """Where a resumed run goes on; None: at its start, for it has ended before its first step.
+
+    Raises:
+        CheckpointError: it has trained, and has left no checkpoint to go on from: starting over would erase its record.
+    """
+    found = latest(folder.path, graph, console.warn)
+    if found is None and folder.metrics.path.stat().st_size:
+        raise CheckpointError(
+            f"run folder '{folder.path}' holds steps, and no complete checkpoint to go on from",
+            found=f"'{folder.metrics.path.name}' without a checkpoint",
+            wanted="a complete folder under 'checkpoints'",
+            fix="start again in another --run-dir, with --save-every to have a checkpoint before the last step",
+        )
+    return found
 
 
 def _scheduler_options(options: RunOptions, folder: RunDir | None, first: int, found: Any) -> Options:

@@ -179,6 +179,24 @@ def test_a_resumed_run_continues_as_if_it_had_never_stopped(tmp_path: Path) -> N
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_run_without_a_checkpoint_is_not_started_over_by_resuming_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inline(tmp_path / "run", "--save-every", "1", steps=2) == 0
+    newest, before = (tmp_path / "run" / "checkpoints" / f"step-{step:06d}" for step in (2, 1))
+    (newest / "run.json").unlink()
+    assert inline(tmp_path / "run", "--resume", steps=2) == 0
+    said = capsys.readouterr().err
+    assert f"warning: checkpoint '{newest}' is incomplete and is passed over: it lacks 'run.json'" in said
+    assert "from step 1" in said
+    for folder in (newest, before):
+        shutil.rmtree(folder)
+    written = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert inline(tmp_path / "run", "--resume", steps=2) == 1
+    assert "holds steps, and no complete checkpoint to go on from" in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == written
+
+
 def test_an_inline_run_has_no_deadline_for_a_worker_that_waits_for_its_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
