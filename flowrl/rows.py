@@ -42,7 +42,7 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         sample = "" if self.sample == PROMPT else f" sample {self.sample}"
-        return f"step {self.step} prompt {self.prompt}{sample}"
+        return f"step {self.step + 1} prompt {self.prompt}{sample}"  # steps count from 1 in what a person reads
 
 
 def pack_keys(keys: Iterable[Key]) -> array[int]:

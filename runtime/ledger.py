@@ -129,7 +129,7 @@ class Ledger:
         lag = max(lags, default=0)
         self._max_lag = max(self._max_lag, lag)
         if lag > self.staleness:
-            raise LedgerError(f"a row of step {step} is consumed with lag {lag}; the staleness is {self.staleness}")
+            raise LedgerError(f"a row of step {step + 1} is consumed with lag {lag}; the staleness is {self.staleness}")
         return lags
 
     def drop(self, step: int, keys: Set[Key], reason: str) -> None:
@@ -161,7 +161,7 @@ class Ledger:
             LedgerError: one of its rows is still open.
         """
         if left := self.open_rows(step):
-            raise LedgerError(f"step {step} is closed with {len(left)} open rows, the first {min(left)}")
+            raise LedgerError(f"step {step + 1} is closed with {len(left)} open rows, the first {min(left)}")
         self._steps.pop(step, None)
 
     def totals(self) -> Totals:

@@ -230,13 +230,13 @@ def test_nothing_to_answer_gives_nothing(make_backend: MakeBackend) -> None:
 
 def test_a_sequence_longer_than_the_model_is_refused_with_its_numbers(make_backend: MakeBackend) -> None:
     prompts = [Prompt(key=Key(2, 3), ids=[1] * 60)]
-    with pytest.raises(LengthError, match=r"(?s)step 2 prompt 3 .*60 \+ 5 tokens.*at most 64"):
+    with pytest.raises(LengthError, match=r"(?s)step 3 prompt 3 .*60 \+ 5 tokens.*at most 64"):
         list(chain.from_iterable(make_backend(lr=None).generate(prompts, Sampling(max_new_tokens=5), 0)))
     assert len(list(chain.from_iterable(make_backend(lr=None).generate(prompts, Sampling(max_new_tokens=4), 0)))) == 1
 
 
 def test_an_empty_prompt_is_refused(make_backend: MakeBackend) -> None:
-    with pytest.raises(NodeError, match="the prompt of step 0 prompt 1 has no tokens"):
+    with pytest.raises(NodeError, match="the prompt of step 1 prompt 1 has no tokens"):
         list(chain.from_iterable(make_backend(lr=None).generate([Prompt(key=Key(0, 1), ids=[])], Sampling(), 0)))
 
 
@@ -244,7 +244,7 @@ def test_weights_that_are_not_finite_are_an_error(make_backend: MakeBackend, pro
     backend = make_backend(lr=1e-3)
     with torch.no_grad():
         backend.network.module.model.norm.weight[0] = float("nan")
-    with pytest.raises(NodeError, match="the logits of step 0 prompt 0 sample 0 are not finite"):
+    with pytest.raises(NodeError, match="the logits of step 1 prompt 0 sample 0 are not finite"):
         list(chain.from_iterable(backend.generate(prompts_of(backend, ["1>"]), Sampling(max_new_tokens=4), 0)))
 
 

@@ -217,7 +217,7 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(make_backend: MakeBack
     assert found == clean
     assert all(torch.equal(gradient, wanted[name]) for name, gradient in gradients(backend).items())
     rows["mask"].values[0] = True
-    with pytest.raises(NodeError, match=r"(?s)a trained token is not finite.*nan at step 0 prompt 0 sample 0, token 0"):
+    with pytest.raises(NodeError, match=r"(?s)a trained token is not finite.*nan at step 1 prompt 0 sample 0, token 0"):
         backend.backward(rows, POLICY, 1.0, None)
 
 
@@ -450,7 +450,7 @@ def test_a_column_that_is_not_there_or_does_not_fit_is_named(make_backend: MakeB
     with pytest.raises(NodeError, match="the loss reads column 'advantages', which the rows do not have"):
         backend.backward(rows.project(["prompt_ids", "response_ids", "mask", "old_logprobs"]), POLICY, 1.0, None)
     short = Ragged.pack([one[:-1] for one in rows["old_logprobs"]], "float32")
-    with pytest.raises(NodeError, match=r"(?s)column 'old_logprobs' of step 0 prompt 0 sample 0 has not one value"):
+    with pytest.raises(NodeError, match=r"(?s)column 'old_logprobs' of step 1 prompt 0 sample 0 has not one value"):
         backend.backward(rows.with_columns(old_logprobs=short), POLICY, 1.0, None)
     with pytest.raises(NodeError, match="column 'advantages' holds no numbers"):
         backend.backward(rows.with_columns(advantages=["a"] * 8), POLICY, 1.0, None)

@@ -523,7 +523,7 @@ def test_an_empty_response_stays_empty_and_columns_must_be_as_long_as_the_respon
     check_token_lengths(rows)
     check_token_lengths(Rows([], {}))
     expected = (
-        "column 'logprobs' of step 0 prompt 0 sample 0 has not .*\n  found:  50 values\n  wanted: 0, the length of"
+        "column 'logprobs' of step 1 prompt 0 sample 0 has not .*\n  found:  50 values\n  wanted: 0, the length of"
     )
     with pytest.raises(ResultError, match=expected):
         check_token_lengths(rows.with_columns(logprobs=tokens(50, 3)), node="rollout")

@@ -56,7 +56,7 @@ def test_a_reward_per_row_that_is_no_number_ends_the_run(what: str) -> None:
         call(judge_it, response=TEXT)
     text = str(error.value)
     assert f"function 'judge_it' of node 'judge' gave {what}" in text
-    assert "step 0 prompt 0 sample 0" in text
+    assert "step 1 prompt 0 sample 0" in text
     assert "wanted: a finite number" in text
     assert "never scored 0" in text
 
@@ -95,7 +95,7 @@ def test_a_reward_that_raises_on_item_2_names_itself_its_row_and_its_own_traceba
         call(fragile, response=TEXT)
     text = str(error.value)
     assert "function 'fragile' of node 'judge' raised ZeroDivisionError: division by zero" in text
-    assert "found:  in the call for step 0 prompt 0 sample 1" in text
+    assert "found:  in the call for step 1 prompt 0 sample 1" in text
     assert "return 1 / int(response)" in error.value.traceback
     assert error.value.traceback.count("File ") == 1
 
@@ -225,7 +225,7 @@ def test_a_wrong_count_says_how_many_were_wanted() -> None:
         return [1.0]
 
     with pytest.raises(
-        ResultError, match=r"found:  1 value for 3 rows from step 0 prompt 0 sample 0 on\n  wanted: 3 val"
+        ResultError, match=r"found:  1 value for 3 rows from step 1 prompt 0 sample 0 on\n  wanted: 3 val"
     ):
         call(one, response=TEXT)
 
@@ -303,7 +303,7 @@ def test_the_error_of_a_shared_call_names_the_group_at_fault() -> None:
     def picky(level: Tensor, group: Tensor) -> Tensor:
         return torch.where(level == 30, torch.nan, level)
 
-    with pytest.raises(ResultError, match=r"gave nan\n  found:  nan for step 0 prompt 1 sample 2"):
+    with pytest.raises(ResultError, match=r"gave nan\n  found:  nan for step 1 prompt 1 sample 2"):
         call(picky, SIX, level=[1.0, 10.0, 2.0, 20.0, 3.0, 30.0])
 
 
@@ -385,7 +385,7 @@ def test_padding_may_hold_anything_and_tokens_may_not() -> None:
     def broken(mask: Tensor) -> Tensor:
         return torch.where(mask, torch.nan, 1.0)
 
-    with pytest.raises(ResultError, match="nan at token 0 of step 0 prompt 0 sample 0"):
+    with pytest.raises(ResultError, match="nan at token 0 of step 1 prompt 0 sample 0"):
         call(broken, mask=RAGGED)
 
 
@@ -621,7 +621,7 @@ def test_a_filter_that_raises_names_its_row() -> None:
     def broken(response: str) -> bool:
         return bool(1 / int(response))
 
-    with pytest.raises(NodeError, match=r"(?s)filter 'judge' raised ZeroDivisionError.*step 0 prompt 0 sample 1"):
+    with pytest.raises(NodeError, match=r"(?s)filter 'judge' raised ZeroDivisionError.*step 1 prompt 0 sample 1"):
         keep(broken, "row", response=TEXT)
 
 

@@ -38,7 +38,7 @@ def test_a_row_is_issued_once():
     ledger = Ledger(staleness=0)
     ledger.issue(0, keys(), 0)
     ledger.produce(0, keys())
-    with pytest.raises(LedgerError, match="step 0 prompt 1 sample 0 is issued twice"):
+    with pytest.raises(LedgerError, match="step 1 prompt 1 sample 0 is issued twice"):
         ledger.issue(0, [Key(0, 1, 0)], 0)
     with pytest.raises(LedgerError, match="is issued twice"):
         ledger.issue(1, [Key(1, 0, 0), Key(1, 0, 0)], 0)
@@ -56,9 +56,9 @@ def test_a_second_answer_brings_nothing():
 def test_a_row_that_does_not_exist_is_not_consumed():
     ledger = Ledger(staleness=0)
     ledger.issue(0, keys(), 0)
-    with pytest.raises(LedgerError, match="step 0 prompt 0 sample 0 cannot be consumed: it is issued"):
+    with pytest.raises(LedgerError, match="step 1 prompt 0 sample 0 cannot be consumed: it is issued"):
         ledger.consume(0, set(keys()), 0)
-    with pytest.raises(LedgerError, match="step 9 prompt 0 sample 0 cannot be consumed: it is unknown"):
+    with pytest.raises(LedgerError, match="step 10 prompt 0 sample 0 cannot be consumed: it is unknown"):
         ledger.consume(9, set(keys(9)), 0)
 
 
@@ -104,7 +104,7 @@ def test_reasons_that_quote_their_row_are_summed_up():
 def test_a_step_with_open_rows_is_not_closed():
     ledger = Ledger(staleness=0)
     ledger.issue(3, keys(3), 3)
-    with pytest.raises(LedgerError, match="step 3 is closed with 4 open rows, the first step 3 prompt 0 sample 0"):
+    with pytest.raises(LedgerError, match="step 4 is closed with 4 open rows, the first step 4 prompt 0 sample 0"):
         ledger.close(3)
 
 
@@ -116,7 +116,7 @@ def test_a_row_that_is_too_old_is_not_consumed():
     ledger = Ledger(staleness=1)
     ledger.issue(5, keys(5), 3)
     ledger.produce(5, keys(5))
-    with pytest.raises(LedgerError, match="a row of step 5 is consumed with lag 2; the staleness is 1"):
+    with pytest.raises(LedgerError, match="a row of step 6 is consumed with lag 2; the staleness is 1"):
         ledger.consume(5, set(keys(5)), 5)
 
 

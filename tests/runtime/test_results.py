@@ -68,7 +68,7 @@ def test_arrays_of_each_row_make_a_ragged_column_that_holds_them_all() -> None:
     "value", [None, {1}, object(), (x for x in "a"), 1 << 63, {1: 2}, np.zeros((2, 2)), np.array(["a"]), [object()], 1j]
 )
 def test_a_value_that_does_not_travel_is_refused_where_it_is_made(value: Any) -> None:
-    with pytest.raises(ResultError, match=r"(?s)function 'note' of node 'judge' gave .* for step 0 prompt 0 sample 0"):
+    with pytest.raises(ResultError, match=r"(?s)function 'note' of node 'judge' gave .* for step 1 prompt 0 sample 0"):
         column(value)
 
 

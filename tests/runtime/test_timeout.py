@@ -87,7 +87,7 @@ def test_a_call_is_interrupted_in_time(function: Callable[[], Any]) -> None:
     assert time.monotonic() - begun < 5
     text = str(error.value)
     assert "function 'judge_it' of node 'judge' took longer than 0.05 s" in text
-    assert "found:  no answer after 0.05 s for step 3 prompt 1" in text
+    assert "found:  no answer after 0.05 s for step 4 prompt 1" in text
     assert "on_error='drop'" in text
 
 

@@ -87,7 +87,7 @@ def test_a_users_exception_fails_the_firing_with_its_own_traceback() -> None:
     assert "test_worker.py" in error["at"]
     assert 'raise KeyError("no such thing")' in error["traceback"]
     assert "NodeError" not in error["traceback"]
-    assert error["found"].startswith("in the call for step 0 prompt")
+    assert error["found"].startswith("in the call for step 1 prompt")
 
 
 def test_an_error_of_our_own_keeps_its_parts() -> None:
