@@ -180,7 +180,7 @@ class Backend(Protocol):
         ...
 
     def step(self, denominator: float, clip_grad: float | None = None) -> Metrics:
-        """Divide the gradients by `denominator`, sum over dp, clip to the norm `clip_grad`, optimise, forget them.
+        """Sum the gradients over dp, divide by `denominator`, clip to the norm `clip_grad`, optimise, forget them.
 
         Every rank of the mesh calls it together. `denominator` is the sum over the whole mini-batch and all ranks; 0
         means that nothing was trained: weights and optimizer are left bit-identical. The version does not change here.

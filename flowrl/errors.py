@@ -29,7 +29,7 @@
         ├── CheckpointError   a checkpoint that cannot be written or read
         └── LedgerError       the ledger's sums do not add up: a bug of flowrl
 
-The first five, up to `BackendError`, end `flowrl` with exit code 2; the others with 1.
+The first four, up to `BackendError`, end `flowrl` with exit code 2; the others with 1.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from .errors import GraphError, Location, WrongType
 from .mesh import Mesh
 
 Head = Literal["lm", "value", "score"]
+"""What a model computes: the next token, a value a token, or a score a response."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+"""Of weights and activations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,10 +52,10 @@ class Loop:
     """Runs handlers of readable sockets, calls from other threads, and timers; one thread at a time.
 
     Args:
-        name: of the I/O thread. before_sleep: run before each poll: what was gathered meanwhile is sent at once.
+        name: of the I/O thread.
+        before_sleep: run before each poll: what was gathered meanwhile is sent at once.
         on_failure: given the exception that ended the I/O thread, in that thread. A failure in another thread's turn is
-        raised
-            there.
+            raised there.
     """
 
     def __init__(

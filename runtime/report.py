@@ -7,7 +7,8 @@ start     draws the frame                one line on stderr
 step      a row of the table             one line on stdout
 status    queue depths and mesh use      nothing
 warn      a line above the frame         a line on stderr
-stop      clears the frame, end report   end report on stderr
+say       a line above the frame         a line on stderr
+stop      leaves it, end report below    end report on stderr
 ========  =============================  =====================================
 
 Nothing here can end a run: a closed pipe or a terminal that went away silences the console, and ``metrics.jsonl`` has
