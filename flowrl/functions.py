@@ -182,7 +182,13 @@ def advantage(
 
 @overload
 def node(
-    *, out: type[S], per: Per = "row", timeout: float | None = None, on_error: OnError = "fail", retries: int = 0
+    *,
+    out: type[S],
+    per: Per = "row",
+    timeout: float | None = None,
+    on_error: OnError = "fail",
+    retries: int = 0,
+    max_failure_rate: float = 0.5,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, S]]: ...
 @overload
 def node(
@@ -192,6 +198,7 @@ def node(
     timeout: float | None = None,
     on_error: OnError = "fail",
     retries: int = 0,
+    max_failure_rate: float = 0.5,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, Stream]]: ...
 def node(
     *,
