@@ -52,7 +52,7 @@ class TorchBackend:
                 f"backend '{model.backend}' replicates model '{model.name}' and cannot split it",
                 found=str(model.mesh),
                 wanted="a mesh with dp alone",
-                fix="backend='megatron' splits a model by tp, pp and ep",
+                fix="fl.Mesh(dp=N), or a backend that splits a model",
             )
         self.version = 0
         self.tokenizer = tokenizer

@@ -99,7 +99,7 @@ def _layout(graph: Graph, mesh: Mesh, model: Model, node: Node, facts: ModelFact
     if model.backend in DP_ONLY and (split or mesh.sequence_parallel):
         found = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in split) or "sequence_parallel=True"
         problem = f"backend '{model.backend}' runs dp only, and mesh '{name}' of model '{model.name}' has {found}"
-        fix = f"dp={mesh.world_size}, or a backend that splits a model: backend='megatron'"
+        fix = f"dp={mesh.world_size}, or a backend that splits a model"
         return [MeshError(problem, at=at, node=node.name, found=found, wanted="tp = pp = cp = ep = 1", fix=fix)]
     problems: list[FlowrlError] = []
     if mesh.sequence_parallel and mesh.tp == 1:
@@ -238,7 +238,7 @@ def _smaller(gpus: int, num_meshes: int) -> str:
     if not gpus:
         return "device='cpu', or a machine with CUDA devices"
     shared = "one mesh for both, " if num_meshes > 1 else ""
-    return f"{shared}smaller axes, or more machines: --launcher ray"
+    return f"{shared}smaller axes, or a machine with more devices"
 
 
 def _size(num_bytes: int) -> str:
