@@ -18,7 +18,7 @@ from .versions import installed
 Status = Literal["ok", "warn", "fail"]
 GIB = 2**30
 SHM_BYTES = GIB
-"""Bodies of one host lie in /dev/shm; a container's default of 64 MiB holds less than a step of a small model."""
+"""NCCL passes tensors between the ranks of one host through /dev/shm; a container's default of 64 MiB is too small."""
 OPEN_FILES = 4096
 """A worker has a few sockets and blocks; the scheduler has some for every worker."""
 LONGEST_SOCKET_PATH = 107
@@ -173,12 +173,12 @@ def _bytes(file: Path) -> int | None:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Iterable[Finding]:
-    """Room for the bodies of messages between processes of one host."""
+    """Room for what the ranks of one mesh pass to each other on one host."""
     try:
         room = os.statvfs(folder)
     except OSError as error:
-        cause = f"{folder}: {error.strerror}; rows between processes have nowhere to lie"
-        yield Finding(what="/dev/shm", status="fail", found="none", cause=cause, fix="mount -t tmpfs tmpfs /dev/shm")
+        cause = f"{folder}: {error.strerror}; ranks on several CUDA devices may fail to start"
+        yield Finding(what="/dev/shm", status="warn", found="none", cause=cause, fix="mount -t tmpfs tmpfs /dev/shm")
         return
     total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     small = free < SHM_BYTES
@@ -186,7 +186,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Iterable[Finding]:
         what="/dev/shm",
         status="warn" if small else "ok",
         found=f"{free / GIB:.2f} of {total / GIB:.2f} GiB free",
-        cause="rows that wait between processes lie there; a full one stops the run" if small else "",
+        cause="ranks on several CUDA devices pass tensors through it, and may fail to start" if small else "",
         fix="docker run --shm-size=8g, or mount -o remount,size=8G /dev/shm" if small else "",
     )
 
@@ -235,7 +235,7 @@ def socket_folder(folder: str | None = None) -> Iterable[Finding]:
     yield Finding(
         what="temporary folder",
         status="fail" if cause else "ok",
-        found=f"{folder} ({length} bytes)",
+        found=f"{folder}: a path of {length} bytes" if long else folder,
         cause=cause,
         fix="export TMPDIR=/tmp" if cause else "",
     )

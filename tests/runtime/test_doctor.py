@@ -133,7 +133,7 @@ def test_a_small_shared_memory_says_how_to_enlarge_it(monkeypatch):
     assert finding.status == "warn"
     assert "docker run --shm-size=8g" in finding.fix
     [missing] = machine.shared_memory(Path("/dev/shm/not/there"))
-    assert missing.status == "fail"
+    assert missing.status == "warn"
 
 
 def test_a_low_limit_of_open_files_says_how_to_raise_it(monkeypatch):
