@@ -158,11 +158,11 @@ class Body:
         return view[start : start + field.num_bytes]
 
 
-_PLACES = int(wire.Flag.INLINE | wire.Flag.OOB | wire.Flag.SHM)
+_PLACES = int(wire.Flag.INLINE | wire.Flag.OOB)
 
 
 def _place(message: wire.Message, frames: Sequence[memoryview]) -> Sequence[memoryview]:
-    """Where the body lies. Bodies in shared memory and in chunks of their own will be further branches here."""
+    """Where the body lies: in frame 0, or in the frames after it."""
     place = message.flags & _PLACES
     if place == wire.Flag.INLINE and message.body is not None and not frames:
         return (message.body,)

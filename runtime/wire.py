@@ -43,7 +43,7 @@ Frame = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """What a message is. The table is append-only: a number never changes its meaning."""
+    """What a message is. A number never changes its meaning."""
 
     HELLO = 1
     WELCOME = 2
@@ -53,14 +53,6 @@ class Kind(IntEnum):
     PING = 6
     PONG = 7
     BYE = 8
-    META = 9
-    WANT = 10
-    GRANT = 11
-    FREE = 12
-    FETCH = 13
-    BODY = 14
-    CHUNK = 15
-    VERSION = 16
     DRAIN = 17
     CONTROL = 18
     """Between a worker and the scheduler: the plain map under `Header.META`."""
@@ -70,11 +62,8 @@ class Flag(IntFlag):
     """Where the body lies and how the message is to be taken."""
 
     INLINE = 1
-    SHM = 2
     OOB = 4
     REDELIVERED = 8
-    MORE = 16
-    CRC = 32
     LAST = 64
 
 
@@ -85,8 +74,6 @@ class Header(IntEnum):
     FIELDS = 1
     KEYS = 2
     """Which field holds the rows' keys; absent for named tensors."""
-    POLICY_VERSION = 4
-    BODY = 6
     META = 8
 
 
