@@ -46,7 +46,7 @@ class Evaluations:
         """Ask for the first step's prompts of each source, once."""
         for name in self._held if len(self._asked) < len(self._held) else ():
             worker = self.plan.pools[self.plan.stages[name].pool].workers[0]
-            firing = self.orders.fire(worker, name, "prompts", 0, settings={"held": True})
+            firing = self.orders.fire(worker, name, "prompts", 0)
             self._asked[firing.id] = name
 
     def holds(self, firing: Firing) -> bool:

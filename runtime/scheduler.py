@@ -56,7 +56,7 @@ __all__ = ["MAX_ATTEMPTS", "MAX_QUEUED", "Options", "Scheduler"]
 class Scheduler:
     """Drives one run of a plan.
 
-    Use: send `start`'s commands, then those of `on_events` for the events that have come, until a `Halt`.
+    Use: send the commands of `on_events` for the events that have come, until a `Halt`; the first are `Joined`.
     """
 
     def __init__(self, plan: Plan, options: Options) -> None:
@@ -80,11 +80,7 @@ class Scheduler:
         parts = (self._orders, course, self.steps, self.ledgers, self._metrics, self._evaluations, self._dispatch)
         self._closing = Closing(plan, *parts)
 
-    # --- the two verbs
-
-    def start(self) -> list[Command]:
-        """What to do once workers have been started: wait for them."""
-        return []
+    # --- the one verb, for one event and for several
 
     def on_event(self, event: Event) -> list[Command]:
         """Take one event; say what follows from it."""

@@ -457,7 +457,6 @@ def test_an_interrupt_halts_at_once():
 
 def test_nothing_is_fired_before_every_worker_has_joined():
     scheduler = Scheduler(Shape(dp=2, cpu=1).plan(), Options(num_steps=1))
-    assert scheduler.start() == []
     for worker in ("host", "train.0", "train.0", "train.1"):
         assert scheduler.on_event(Joined(worker)) == []
     assert [command.firing.action for command in scheduler.on_event(Joined("mesh.0"))] == ["prompts"]

@@ -105,7 +105,6 @@ class World:
 
     def run(self) -> World:
         """Speak until the run is over; fails when nobody has anything to say before that."""
-        self._take(self.scheduler.start())
         for _ in range(self.max_events):
             if self.halt:
                 return self
