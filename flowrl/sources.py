@@ -83,7 +83,7 @@ def open_source(source: object) -> Source:
     name = _name_of(source)
     if isinstance(source, list | tuple):
         return _of_rows(name, source)
-    if hasattr(source, "__getitem__"):
+    if hasattr(source, "__getitem__") and not _is_stream(source):
         return _of_random_access(name, source)
     if isinstance(source, Iterable):
         return _of_iterable(name, source)
@@ -93,6 +93,11 @@ def open_source(source: object) -> Source:
 
 
 _WANTED = "a path, a data set, a list of dicts, an object with __getitem__, or a function index -> dict"
+
+
+def _is_stream(source: object) -> bool:
+    """Iterated, never indexed by row: `datasets.IterableDataset`, whose ``[...]`` takes the name of a column."""
+    return isinstance(source, Iterable) and not hasattr(source, "__len__")
 
 
 def _refuse_lookalikes(source: object) -> None:
@@ -177,7 +182,10 @@ def _open_file(path: Path) -> Source:
     if not path.is_file():
         raise _missing(path)
     if path.suffix not in readers:
-        raise DataError(f"{path}: unknown kind of file", found=path.suffix or "no suffix", wanted=", ".join(readers))
+        kinds = ", ".join(readers)
+        csv = "datasets.load_dataset('csv', data_files=..., split='train') reads it: give what that gives"
+        fix = csv if path.suffix == ".csv" else f"write it as one of {kinds}"
+        raise DataError(f"{path}: unknown kind of file", found=path.suffix or "no suffix", wanted=kinds, fix=fix)
     if path.stat().st_size == 0:
         raise DataError(f"{path} has no rows", found="an empty file")
     return readers[path.suffix](path)

@@ -55,7 +55,7 @@ class LiveView:
         self._num_steps = 0
         self._first_step = 0
         self._seen = 0
-        self._begun = time.monotonic()
+        self._begun = self._first_at = time.monotonic()
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
         self._rewards: deque[float] = deque(maxlen=TREND)
         self._edges: Sequence[EdgeStatus] = ()
@@ -75,6 +75,8 @@ class LiveView:
     def step(self, record: Mapping[str, Any]) -> None:
         """Add a row to the table and a bar to the sparkline."""
         self._seen += 1
+        if self._seen == 1:
+            self._first_at = time.monotonic()
         self._steps.append(dict(record))
         reward = record.get("reward")
         self._rewards.append(float(reward) if isinstance(reward, (int, float)) else math.nan)
@@ -123,7 +125,9 @@ class LiveView:
     def _progress(self) -> Table:
         done = min(self._first_step + self._seen, self._num_steps)
         elapsed = time.monotonic() - self._begun
-        left = duration(elapsed / self._seen * (self._num_steps - done)) if self._seen else "-"
+        # From the second step on: the first has the loading of models in it.
+        since = time.monotonic() - self._first_at
+        left = duration(since / (self._seen - 1) * (self._num_steps - done)) if self._seen > 1 else "-"
         row = Table.grid(padding=(0, 2), expand=True)
         row.add_column(no_wrap=True)
         row.add_column(ratio=1)

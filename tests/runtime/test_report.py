@@ -202,6 +202,18 @@ def test_the_live_view_shows_steps_rewards_queues_with_their_reason_and_meshes()
     assert " 2 " not in text.split("reward")[0]
 
 
+def test_the_time_left_is_told_from_the_steps_after_the_first_which_loads_the_models(monkeypatch):
+    from flowrl.runtime import live
+
+    clock = iter([100.0, 100.0, 110.0, 112.0, 112.0])  # made, begun, first step, and twice for the frame
+    monkeypatch.setattr(live.time, "monotonic", lambda: next(clock))
+    view = live_view()
+    view._num_steps, view._begun = 10, live.time.monotonic()
+    for _ in range(3):
+        view.step(RECORD)
+    assert "0:12 elapsed · 0:07 left" in frame(view)
+
+
 def test_the_live_view_shows_the_edges_that_wait_when_there_are_too_many():
     view = live_view()
     edges = [EdgeStatus(source="a", target=f"b{i}", rows=i, bound=100) for i in range(40)]
