@@ -16,9 +16,8 @@ import pytest
 from flowrl import sources
 from flowrl.data import PromptReader, PromptSettings
 from flowrl.epochs import Epochs
-from flowrl.errors import DataError, ResultError
-from flowrl.lengths import check_token_lengths
-from flowrl.rows import Key, Ragged, Rows
+from flowrl.errors import DataError
+from flowrl.rows import Key
 from flowrl.seeds import mix, permuted, row_seed
 from flowrl.sources import open_source
 from flowrl.tasks import ReverseDigits
@@ -505,28 +504,6 @@ def test_a_huge_source_is_shuffled_without_a_table() -> None:
 def test_a_reader_of_a_file_survives_pickling(tmp_path: Path) -> None:
     source = open_source(jsonl(tmp_path, '{"prompt": "a"}\n'))
     assert pickle.loads(pickle.dumps(source))[0] == {"prompt": "a"}
-
-
-# Lengths
-
-
-def tokens(*lengths: int, dtype: str = "float32") -> Ragged:
-    return Ragged.pack([np.ones(length, dtype) for length in lengths], dtype)
-
-
-def test_an_empty_response_stays_empty_and_columns_must_be_as_long_as_the_response() -> None:
-    keys = [Key(0, 0, 0), Key(0, 0, 1)]
-    columns: dict[str, Any] = {"prompt_ids": tokens(50, 50), "response_ids": tokens(0, 3, dtype="int32")}
-    columns |= {"mask": tokens(0, 3, dtype="bool"), "logprobs": tokens(0, 3), "scores": np.zeros(2)}
-    rows = Rows(keys, columns)
-    assert len(rows["response_ids"][0]) == 0
-    check_token_lengths(rows)
-    check_token_lengths(Rows([], {}))
-    expected = (
-        "column 'logprobs' of step 1 prompt 0 sample 0 has not .*\n  found:  50 values\n  wanted: 0, the length of"
-    )
-    with pytest.raises(ResultError, match=expected):
-        check_token_lengths(rows.with_columns(logprobs=tokens(50, 3)), node="rollout")
 
 
 # One begin token, whichever way the prompt comes
