@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .backend import ModelFacts
-from .errors import BackendError, ConfigError, FlowrlError, Location, MeshError
+from .errors import BackendError, FlowrlError, Location, MeshError
 from .graph import ForwardSpec, Graph, Node, RolloutSpec, UpdateSpec
 from .mesh import AXES, Mesh
 from .model import Model
@@ -181,29 +180,6 @@ def describe_models(
     return facts, problems
 
 
-def check_disk(run_dir: Path, needed_bytes: int) -> list[FlowrlError]:
-    """The disk of the run folder has room for two checkpoints: the last one stays until the next is complete.
-
-    Args:
-        run_dir: need not exist yet.
-        needed_bytes: of one checkpoint.
-    """
-    folder = run_dir.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free >= 2 * needed_bytes:
-        return []
-    return [
-        ConfigError(
-            f"run folder {run_dir} has no room for checkpoints: needs {_size(2 * needed_bytes)}, {_size(free)} free",
-            found=f"{_size(free)} free on the disk of {folder}",
-            wanted=f"two checkpoints of {_size(needed_bytes)}: the last stays until the next is complete",
-            fix="free some space, or --run-dir on another disk",
-        )
-    ]
-
-
 def placement_notes(graph: Graph, cores: int) -> list[str]:
     """What is allowed and will be slow."""
     ranks = sum(mesh.world_size for mesh, _ in model_meshes(graph) if mesh.device == "cpu")
@@ -239,11 +215,3 @@ def _smaller(gpus: int, num_meshes: int) -> str:
         return "device='cpu', or a machine with CUDA devices"
     shared = "one mesh for both, " if num_meshes > 1 else ""
     return f"{shared}smaller axes, or a machine with more devices"
-
-
-def _size(num_bytes: int) -> str:
-    units = ["B", "kB", "MB", "GB", "TB"]
-    value, unit = float(num_bytes), 0
-    while value >= 1000 and unit < len(units) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {units[unit]}"

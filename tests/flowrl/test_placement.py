@@ -8,7 +8,7 @@ from flowrl.backend import ModelFacts
 from flowrl.check import check
 from flowrl.errors import FlowrlError
 from flowrl.graph import Graph
-from flowrl.placement import check_disk, visible_gpus
+from flowrl.placement import visible_gpus
 
 ROWS = [{"prompt": str(i), "answer": str(i)} for i in range(64)]
 
@@ -124,10 +124,3 @@ def test_visible_devices_are_those_of_the_variable_that_exist(
 ) -> None:
     root = device_files(tmp_path, files, listed)
     assert visible_gpus({} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}, root) == count
-
-
-def test_a_disk_without_room_for_two_checkpoints_is_found_before_the_run(tmp_path: Path) -> None:
-    assert check_disk(tmp_path / "runs" / "new", 1000) == []
-    [error] = check_disk(tmp_path / "runs" / "new", 10**18)
-    assert "has no room for checkpoints: needs 2e+06 TB" in error.problem
-    assert "free on the disk of" in str(error.found)
