@@ -19,7 +19,7 @@ from flowrl.rows import Column, Rows
 
 from .actions import ACTIONS, Emitted
 from .calls import message_of
-from .events import Block, Event, Failed, Finished, Firing, Input, Produced
+from .events import Block, Event, Failed, Finished, Firing, Produced
 from .plain import carried_text
 from .plan import Plan, Pool
 from .ranks import Rank
@@ -119,11 +119,6 @@ class Worker:
             self.blocks[self._next_block] = emitted.content
             block = _describe_block(self.name, self._next_block, emitted)
         return Produced(self.name, firing.id, firing.attempt, block, emitted.dropped)
-
-
-def inputs_here(worker: str, firing: Firing) -> list[tuple[int, Input]]:
-    """Inputs of a firing whose blocks lie with the worker itself, with their positions."""
-    return [(index, each) for index, each in enumerate(firing.inputs) if each.worker == worker]
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from flowrl.runtime import actions, wire, worker
 from flowrl.runtime.events import Failed, Finished, Firing, Produced
 from flowrl.runtime.messages import pack_event, unpack_event
-from flowrl.runtime.worker import describe_error, inputs_here
+from flowrl.runtime.worker import describe_error
 
 import flowrl as fl
 from flowrl import advantages, losses
@@ -69,11 +69,6 @@ def test_arguments_follow_the_firings_order_and_repeat_the_prompts_columns(hands
     texts = hands.rows("rollout").select(keys)["response"]
     expected = [sum(text.encode()) + key.prompt for text, key in zip(texts, keys, strict=True)]
     assert hands.rows("digest")["scores"].tolist() == expected
-
-
-def test_inputs_that_lie_here_are_told_apart() -> None:
-    here = actions.Firing(1, "x", "function", 0, 1, ())
-    assert inputs_here("host", here) == []
 
 
 def test_a_users_exception_fails_the_firing_with_its_own_traceback() -> None:
