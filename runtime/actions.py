@@ -301,11 +301,10 @@ def _score(worker: Worker, name: str, spec: EvaluateSpec, rows: Rows) -> Called:
 
 
 def _reward(worker: Worker, node: Node, rows: Rows | None) -> Metrics:
-    """The scores that a node gave, as ``reward``, or ``reward/NODE`` when several nodes score."""
+    """The scores that a node gave, as ``reward``, or ``reward/NODE`` where they are not the run's (`Plan.reward`)."""
     if "scores" not in node.outputs or rows is None:
         return {}
-    scoring = [each for each in worker.plan.graph.nodes.values() if "scores" in each.outputs]
-    return {"reward" if len(scoring) == 1 else f"reward/{node.name}": _sum_of(rows)}
+    return {"reward" if node.name == worker.plan.reward else f"reward/{node.name}": _sum_of(rows)}
 
 
 def _sum_of(scored: Rows | None) -> Sum:

@@ -91,6 +91,8 @@ class Plan:
     """By rollout: the stages whose rows are its samples, itself included."""
     model_of: dict[str, str] = field(init=False)
     """By stage: the name of the model that it runs."""
+    reward: str | None = field(init=False)
+    """The node whose scores are a run's reward: the only one whose scores make no other scores."""
 
     def __post_init__(self) -> None:
         stages = self.stages.values()
@@ -100,6 +102,7 @@ class Plan:
         object.__setattr__(self, "readers", readers)
         in_space = {name: tuple(s for s in stages if s.space == name) for name in self.samples_per_prompt}
         object.__setattr__(self, "in_space", in_space)
+        object.__setattr__(self, "reward", _reward(self.graph))
 
     def workers(self) -> list[str]:
         """Names of all workers."""
@@ -181,7 +184,8 @@ def _record(name: str, rollout: str, graph: Graph, spaces: dict[str, str], stage
     members = [graph[member] for member, space in spaces.items() if space == rollout]
     prompts = next(binding.source for binding in graph[rollout].bindings)
     columns = tuple(c for c in ("response", "stop", "versions", "response_ids") if c in graph[rollout].outputs)
-    scored = [(node.name, node.outputs) for node in members if node.kind == "reward" or "scores" in node.outputs]
+    scored = [(node.name, node.outputs) for node in members if "scores" in node.outputs]
+    scored.sort(key=lambda score: score[0] != _reward(graph))  # what a sample's reward is stands first
     return Stage(
         name=name,
         action="record",
@@ -279,6 +283,15 @@ def _pools(graph: Graph) -> dict[str, Pool]:
             name=name, kind=kind, size=node.mesh.world_size, mesh=node.mesh, models=tuple(models.get(name, ()))
         )
     return pools
+
+
+def _reward(graph: Graph) -> str | None:
+    import networkx as nx
+
+    scoring = [node.name for node in graph.nodes.values() if "scores" in node.outputs]
+    parts = set[str]().union(*(nx.ancestors(graph.rows_graph, name) for name in scoring))
+    last = [name for name in scoring if name not in parts]
+    return last[0] if len(last) == 1 else None
 
 
 def _topological(graph: Graph) -> list[Node]:

@@ -188,6 +188,31 @@ def test_two_rewards_bind_by_keyword_and_tell_their_names() -> None:
     assert hands.rows("both")["advantages"].tolist() == (10 * long + 1).tolist()
 
 
+def test_the_reward_of_a_run_is_what_its_rewards_are_combined_to() -> None:
+    @fl.reward
+    def flat(response: str) -> float:
+        return 1.0
+
+    @fl.node(out=fl.Scores)
+    def weighted(long: float, short: float, *, weight: float = 10.0) -> float:
+        return long + weight * short
+
+    @fl.graph
+    def combined() -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2, shuffle=False), n=2, max_new_tokens=3)
+        scores = weighted(samples, long=digest(samples), short=flat(samples))
+        fl.update(model, samples, advantages.grpo(samples, scores), loss=PPO)
+
+    hands = Hands(combined())
+    keys = sampled(hands)
+    assert set(hands.fire("flat", keys).metrics) == {"reward/flat"}
+    assert set(hands.fire("digest", keys).metrics) == {"reward/digest"}
+    scores = hands.rows("digest")["scores"] + 10
+    assert hands.fire("weighted", keys).metrics == {"reward": (pytest.approx(scores.sum()), len(keys))}
+    assert next(name for name, columns in hands.plan.stages["record"].reads if "scores" in columns) == "weighted"
+
+
 def test_metrics_make_no_block() -> None:
     @fl.node(out=fl.Metrics)
     def longest(response: list[str]) -> int:
