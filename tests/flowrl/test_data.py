@@ -344,6 +344,19 @@ def test_an_iterable_is_read_once_and_only_so_far(monkeypatch: pytest.MonkeyPatc
         open_source(generate(4))
 
 
+def test_a_hugging_face_stream_is_iterated_though_it_can_be_indexed_by_column() -> None:
+    class Streamed:
+        """As `datasets.IterableDataset`."""
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            return iter([{"prompt": "a"}, {"prompt": "b"}])
+
+        def __getitem__(self, column: str) -> list[Any]:
+            return [row[column] for row in self]
+
+    assert open_source(Streamed())[1] == {"prompt": "b"}
+
+
 def test_a_hugging_face_data_set_is_read_by_its_own_methods() -> None:
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_list([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}])
