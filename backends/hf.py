@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.backend import ModelFacts, Ranks
+from flowrl.backend import Ranks
 from flowrl.model import Model
 
 from .hf_network import HFNetwork, load_module, quiet
-from .hf_source import describe, find_model
+from .hf_source import find_model
 from .hf_tokenizer import HFTokenizer
 from .torch_backend import TorchBackend
 from .weights import named_state
@@ -38,11 +38,6 @@ class HFBackend(TorchBackend):
     def load_tokenizer(source: str) -> HFTokenizer:
         """The tokenizer of a model, without its weights."""
         return HFTokenizer(find_model(source))
-
-    @staticmethod
-    def describe(source: str) -> ModelFacts:
-        """What a model's ``config.json`` says."""
-        return describe(source)
 
     def _save_model(self, folder: Path) -> None:
         module: Any = self.network.module

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flowrl.backend import ModelFacts, Ranks
+from flowrl.backend import Ranks
 from flowrl.model import Head, Model
 from flowrl.seeds import mix
 
 from .batch import SharedPrompts
-from .tiny_source import BOS, CONFIG_FILE, VOCAB_SIZE, TinyTokenizer, describe, find_folder
+from .tiny_source import BOS, CONFIG_FILE, VOCAB_SIZE, TinyTokenizer, find_folder
 from .torch_backend import TorchBackend
 
 WEIGHTS_FILE = "model.safetensors"
@@ -112,11 +112,6 @@ class TinyBackend(TorchBackend):
         """The same for every tiny model."""
         find_folder(source)
         return TinyTokenizer()
-
-    @staticmethod
-    def describe(source: str) -> ModelFacts:
-        """The same for every tiny model."""
-        return describe(source)
 
     def _save_model(self, folder: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in self.export_weights()}, folder / WEIGHTS_FILE)

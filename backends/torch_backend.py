@@ -19,8 +19,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from flowrl.backend import Metrics, Output, Prompt, Ranks, Response, Sampling, Sum, Tokenizer
+from flowrl.backend import HEAD_OF, Metrics, Output, Prompt, Ranks, Response, Sampling, Sum, Tokenizer
 from flowrl.errors import BackendError, CheckpointError, NodeError
+from flowrl.kl import estimate
 from flowrl.loss import TRAINED, Loss
 from flowrl.model import Model
 from flowrl.rows import Ragged, Rows
@@ -37,10 +38,7 @@ FORWARD_TOKENS = 1 << 15
 """Padded tokens of one pass without a gradient; only speed depends on it."""
 LOGITS_NUMBERS = 1 << 26
 """Most logits at a time, 256 MiB of float32; when there are more they are read in parts, and again in backward."""
-HEAD_OF = {"logprobs": "lm", "entropy": "lm", "values": "value", "scores": "score"}
 OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "flowrl_state.json"
-LOG_RATIO_LIMIT = 20.0
-"""Of metrics: one token that the trainer finds impossible must not make a mean infinite."""
 
 
 class TorchBackend:
@@ -270,25 +268,18 @@ def _lengths(rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _drift(batch: Batch, found: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Sums over trained tokens of how far the trained policy is from the reference and from the sampler.
-
-    The estimators k1 and k3 of http://joschu.net/blog/kl-approx.html: ``-log r`` and ``r - 1 - log r``.
-    """
+    """Sums over trained tokens of how far the trained policy is from the reference and from the sampler."""
     if "logprobs" not in found:
         return {}
     sums = {"entropy": found["entropy"].sum()}
     if "old_logprobs" in batch.rows.columns:
-        log_ratio = found["logprobs"] - batch.flat(batch.column("old_logprobs", dtype))
-        sums["kl"] = -log_ratio.sum()
-        sums["mismatch_kl"] = _k3(log_ratio)
+        old = batch.flat(batch.column("old_logprobs", dtype))
+        sums["kl"] = estimate(old, found["logprobs"], estimator="k1").sum()
+        sums["mismatch_kl"] = estimate(old, found["logprobs"], estimator="k3").sum()
     if "ref_logprobs" in batch.rows.columns:
-        sums["kl"] = _k3(batch.flat(batch.column("ref_logprobs", dtype)) - found["logprobs"])
+        reference = batch.flat(batch.column("ref_logprobs", dtype))
+        sums["kl"] = estimate(found["logprobs"], reference, estimator="k3").sum()
     return sums
-
-
-def _k3(log_ratio: Tensor) -> Tensor:
-    log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return (log_ratio.expm1() - log_ratio).sum()
 
 
 def _metrics(sums: dict[str, Tensor], tokens: int, rows: int, loss: Loss) -> Metrics:

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .loss import Loss
-    from .model import Model
+    from .model import Head, Model
 
 StopReason = Literal["eos", "length", "stop_string"]
 Output = Literal["logprobs", "entropy", "values", "scores"]
+
+HEAD_OF: Mapping[str, Head] = {"logprobs": "lm", "entropy": "lm", "values": "value", "scores": "score"}
+"""The head that computes each output."""
 
 
 class Sum(NamedTuple):
@@ -223,7 +226,7 @@ class Backend(Protocol):
 
 
 class BackendFactory(Protocol):
-    """What `runtime/registry.py` holds for each backend name; usually the backend's class."""
+    """What `runtime/registry.py` names for each backend, beside a function of `ModelFacts`; usually its class."""
 
     def __call__(self, model: Model, ranks: Ranks, device: str) -> Backend:
         """Load a model's weights for one rank; `torch.distributed` is set up already when ``world_size > 1``."""
@@ -233,18 +236,10 @@ class BackendFactory(Protocol):
         """The tokenizer of a model, without its weights."""
         ...
 
-    def describe(self, source: str) -> ModelFacts:
-        """What the checks need to know of a model, without loading weights or torch.
-
-        Raises:
-            BackendError: there is no such model here, or the backend's package is not installed.
-        """
-        ...
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """What a model's configuration file says."""
+    """What a model's configuration file says, which the checks need before weights or torch are loaded."""
 
     max_length: int | None
     """Longest sequence in tokens; None when the file does not say."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from math import gcd
 
-from .backend import ModelFacts
+from .backend import HEAD_OF, ModelFacts
 from .errors import (
     DataError,
     FlowrlError,
@@ -138,8 +138,7 @@ def _heads(node: Node) -> Iterator[tuple[str, str]]:
     if isinstance(node.spec, RolloutSpec | EvaluateSpec):
         yield "which samples tokens", "lm"
     if isinstance(node.spec, UpdateSpec):
-        head_of = {"logprobs": "lm", "entropy": "lm", "values": "value"}
-        heads = {head_of[column]: column for column in node.spec.loss.reads if column in TRAINED}
+        heads = {HEAD_OF[column]: column for column in node.spec.loss.reads if column in TRAINED}
         yield from ((f"since its loss reads '{column}'", head) for head, column in heads.items())
 
 
@@ -233,8 +232,7 @@ def check_lengths(graph: Graph, facts: Mapping[str, ModelFacts]) -> list[FlowrlE
 def _longest_response(origins: Origins, node: Node) -> int:
     if isinstance(node.spec, EvaluateSpec):
         return node.spec.sampling.max_new_tokens
-    specs = [rollout.spec for rollout in origins.rollouts[node.name]]
-    return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+    return origins.longest_response(node.name)
 
 
 def _longest_prompt(origins: Origins, node: Node) -> tuple[int, bool]:

@@ -53,6 +53,11 @@ class Origins:
         specs = [node.spec for node in self.rollouts[name]]
         return min((spec.sampling.n for spec in specs if isinstance(spec, RolloutSpec)), default=0)
 
+    def longest_response(self, name: str) -> int:
+        """Tokens of the longest response in the rows of a node; 0 when no rollout made them."""
+        specs = [node.spec for node in self.rollouts[name]]
+        return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+
     def step_size(self, name: str) -> int:
         """Prompts a step of the prompts behind a node; 0 when there are none."""
         specs = [node.spec for node in self.prompts[name]]

@@ -282,7 +282,7 @@ def _bound(graph: Graph, origins: Origins, queue: _Queue) -> Bound:
     assert flow.capacity is not None
     source = graph[flow.source]
     from_prompts = isinstance(source.spec, PromptsSpec)
-    length = _longest_prompt(source) if from_prompts else _longest_response(origins, flow)
+    length = _longest_prompt(source) if from_prompts else origins.longest_response(flow.source)
     wanted = TEXTS_OF_PROMPT.intersection(flow.columns) if from_prompts else set(flow.columns) - SCALARS
     return Bound(
         rows=flow.capacity,
@@ -294,11 +294,6 @@ def _bound(graph: Graph, origins: Origins, queue: _Queue) -> Bound:
 
 def _longest_prompt(node: Node) -> int | None:
     return node.spec.max_prompt_tokens if isinstance(node.spec, PromptsSpec) else None
-
-
-def _longest_response(origins: Origins, flow: Flow) -> int:
-    specs = [node.spec for node in origins.rollouts[flow.source]]
-    return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
 
 
 def _unbalanced(graph: Graph, flow: Flow, times: Mapping[str, Fraction]) -> RateError:

@@ -17,6 +17,7 @@ from flowrl.backends import batch as batch_module
 from flowrl.backends import torch_backend
 from flowrl.backends.batch import micro_batches
 from flowrl.backends.hf import HFBackend
+from flowrl.backends.hf_source import describe
 from torch import Tensor
 
 import flowrl as fl
@@ -464,15 +465,15 @@ def test_a_mesh_that_splits_the_model_is_refused(folders: dict[str, Path]) -> No
 
 
 def test_a_model_is_described_without_torch(folders: dict[str, Path]) -> None:
-    facts = HFBackend.describe(str(folders["gpt2"]))
+    facts = describe(str(folders["gpt2"]))
     assert (facts.max_length, facts.num_heads, facts.num_layers, facts.vocab_size) == (64, 2, 2, 40)
 
 
 def test_a_missing_model_is_an_error_that_names_its_neighbours(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"(?s)there is no model '.*lama2'.*did you mean 'llama'"):
-        HFBackend.describe(str(folders["llama"].parent / "lama2"))
+        describe(str(folders["llama"].parent / "lama2"))
     with pytest.raises(BackendError, match=r"(?s)there is no model 'builtin:nothing' here"):
-        HFBackend.describe("builtin:nothing")
+        describe("builtin:nothing")
     with pytest.raises(BackendError, match=r"is a folder without a config\.json"):
         HFBackend.load_tokenizer(str(tmp_path))
 

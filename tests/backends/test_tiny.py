@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from flowrl.backends.tiny import TinyBackend
-from flowrl.backends.tiny_source import BOS, EOS
+from flowrl.backends.tiny_source import BOS, EOS, describe
 from torch import Tensor
 
 import flowrl as fl
@@ -150,7 +150,7 @@ def test_a_value_head_computes_values() -> None:
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="there is no tiny model"):
-        TinyBackend.describe(str(tmp_path / "tiny"))
+        describe(str(tmp_path / "tiny"))
 
 
 def test_it_needs_no_transformers() -> None:

@@ -15,7 +15,7 @@ from flowrl.errors import BackendError
 
 def test_a_backend_is_found_by_its_name() -> None:
     assert load_backend("tiny").__name__ == "TinyBackend"  # type: ignore[attr-defined]
-    assert load_backend("tiny").describe("tiny").vocab_size == 258
+    assert registry.describe("tiny", "tiny").vocab_size == 258
     assert {"hf", "tiny"} <= set(available())
 
 
