@@ -124,19 +124,17 @@ def _optional() -> Iterable[Finding]:
 
 
 def _backends() -> Iterable[Finding]:
-    ready = registry.available()
     for name, entry in registry.BACKENDS.items():
         missing = registry.missing_packages(name)
-        if name in ready:
-            yield Finding(what=f"backend {name}", status="ok", found="installed")
+        if not registry.is_shipped(name):
+            yield Finding(what=f"backend {name}", status="ok", found="not part of this flowrl")
         elif missing:
             install = f"pip install 'flowrl[{entry.extra}]'" if entry.extra else "pip install flowrl"
             cause = f'a model with backend="{name}" is refused'
             found = f"needs {', '.join(missing)}"
             yield Finding(what=f"backend {name}", status="warn", found=found, cause=cause, fix=install)
         else:
-            cause = f'a model with backend="{name}" is refused'
-            yield Finding(what=f"backend {name}", status="warn", found="not part of this flowrl", cause=cause)
+            yield Finding(what=f"backend {name}", status="ok", found="installed")
 
 
 def _deep() -> Iterable[Finding]:

@@ -61,26 +61,32 @@ def describe(name: str, source: str) -> ModelFacts:
 
 def _installed(name: str) -> Entry:
     entry = _entry(name)
+    if not is_shipped(name):  # asked first: nobody is to install a package in vain
+        raise BackendError(
+            f"backend '{name}' is not part of this flowrl",
+            found=f"no module {entry.path.partition(':')[0]}",
+            wanted=" or ".join(repr(one) for one in available()),
+        )
     missing = missing_packages(name)
     if missing:
         package = missing[0].partition(".")[0]
         wanted = f"flowrl[{entry.extra}]" if entry.extra else "flowrl"
         raise BackendError(f"backend '{name}' needs the {package} package: pip install '{wanted}'")
-    module = entry.path.partition(":")[0]
-    if not _exists(module):
-        raise BackendError(
-            f"backend '{name}' is not part of this flowrl",
-            found=f"no module {module}",
-            wanted=" or ".join(repr(one) for one in available()),
-        )
     return entry
 
 
 def available() -> tuple[str, ...]:
     """Names of the backends that can be loaded here."""
-    return tuple(
-        name for name, entry in BACKENDS.items() if not missing_packages(name) and _exists(entry.path.partition(":")[0])
-    )
+    return tuple(name for name in BACKENDS if is_shipped(name) and not missing_packages(name))
+
+
+def is_shipped(name: str) -> bool:
+    """Whether this flowrl has the module of a backend.
+
+    Raises:
+        BackendError: nobody has that name.
+    """
+    return _exists(_entry(name).path.partition(":")[0])
 
 
 def missing_packages(name: str) -> tuple[str, ...]:

@@ -67,9 +67,10 @@ def test_an_old_python_fails(monkeypatch):
 
 def test_a_backend_that_is_not_installed_says_what_installs_it(monkeypatch):
     monkeypatch.setattr(doctor.registry, "missing_packages", lambda name: ("megatron.core",) * (name == "megatron"))
-    monkeypatch.setattr(doctor.registry, "available", lambda: ("hf",))
+    monkeypatch.setattr(doctor.registry, "is_shipped", lambda name: name in ("hf", "megatron"))
     findings = {finding.what: finding for finding in doctor._backends()}
     assert findings["backend hf"].status == "ok"
+    assert findings["backend vllm"].found == "not part of this flowrl"
     megatron = findings["backend megatron"]
     assert (megatron.status, megatron.found, megatron.fix) == (
         "warn", "needs megatron.core", "pip install 'flowrl[megatron]'"
