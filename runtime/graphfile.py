@@ -171,7 +171,16 @@ def body_error(error: Exception, loaded: GraphFunction[Any]) -> Exception:
         at=location(str(path), own.tb_lineno),
         found=type(error).__name__,
         wanted="a graph function that runs without an error: it only declares nodes",
+        fix=_body_fix(error),
     ).with_traceback(own)
+
+
+def _body_fix(error: Exception) -> str | None:
+    if isinstance(error, AttributeError) and error.name:
+        return did_you_mean(error.name, dir(error.obj))
+    if isinstance(error, TypeError) and "required positional argument" in str(error):
+        return "a function of your own is a node under @fl.reward, @fl.advantage or @fl.node(out=...)"
+    return None
 
 
 def shown_path(path: Path) -> str:

@@ -44,6 +44,22 @@ def test_an_exception_in_a_graph_function_shows_the_users_lines_alone(
     assert shown.count('File "') == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("samples.colums", "did you mean 'columns'?"),
+        ("losses.ppo_clipp()", "did you mean 'ppo_clip'?"),
+        ("(lambda response, answer: 1.0)(samples)", "a function of your own is a node under @fl.reward"),
+    ],
+)
+def test_a_slip_in_a_graph_function_comes_with_the_way_out(
+    line: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wrong.py").write_text(BODY.replace("max_tokens=6)", f"max_new_tokens=6)\n    {line}"))
+    assert main(["check", str(tmp_path / "wrong.py")]) == 2
+    assert f"  fix:    {fix}" in capsys.readouterr().err
+
+
 def test_one_wrong_graph_of_a_folder_does_not_hide_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
