@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .errors import AmbiguousColumn, Location, UnknownColumn, UnknownName, WrongType, did_you_mean
+from .errors import AmbiguousColumn, Location, UnknownColumn, UnknownName, did_you_mean
 from .graph import Binding
 from .stream import ANY, Stream
 
@@ -89,25 +89,6 @@ def settings(function: Callable[..., Any], given: Mapping[str, Any], *, node: st
             fix=f"give {missing[0]}= in the call, or a default in the function",
         )
     return dict(given)
-
-
-def expect(handle: object, kind: type[Stream], *, node: str, parameter: str, at: Location) -> None:
-    """Refuse a handle of the wrong type.
-
-    Raises:
-        WrongType: `handle` is no `kind`.
-    """
-    if not isinstance(handle, kind):
-        raise WrongType(
-            f"node '{node}' takes {kind.__name__} as its {parameter}",
-            at=at,
-            node=node,
-            found=repr(handle),
-            wanted=f"a handle of type {kind.__name__}",
-            fix="check the order of the arguments"
-            if isinstance(handle, Stream)
-            else "pass the handle that a node returned; settings go by keyword",
-        )
 
 
 def _find(name: str, streams: Sequence[Stream], node: str, at: Location) -> tuple[str, str] | None:

@@ -10,8 +10,9 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from .columns import bind, expect, positional, settings
+from .columns import bind, positional, settings
 from .errors import GraphError, WrongType
+from .expect import expect
 from .graph import Binding, FunctionSpec, Node, Per
 from .mesh import Mesh
 from .stream import Advantages, LogProbs, Metrics, Samples, Scores, Stream, Values

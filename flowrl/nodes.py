@@ -6,9 +6,22 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
-from .backend import Output, Sampling
-from .columns import bind, expect, positional, settings
-from .errors import FlowrlError, GraphError, Location, ProvenanceError, UnknownName, WrongType, did_you_mean
+from .backend import HEAD_OF, Output, Sampling
+from .columns import bind, positional, settings
+from .errors import FlowrlError, Location, ProvenanceError, UnknownName, did_you_mean
+from .expect import (
+    expect,
+    expect_counts,
+    expect_counts_or_none,
+    expect_head,
+    expect_loss,
+    expect_mesh,
+    expect_model,
+    expect_optimizer,
+    expect_policy,
+    expect_sampling,
+    wrong,
+)
 from .functions import NodeFunction, gates_of, with_rollout
 from .graph import (
     Binding,
@@ -21,6 +34,7 @@ from .graph import (
     UpdateSpec,
 )
 from .loss import TRAINED, Loss
+from .mesh import Mesh
 from .model import Model
 from .sources import Source, open_source
 from .stream import ANY, LogProbs, Prompts, Samples, Scores, Stream, Values
@@ -65,22 +79,11 @@ def prompts(
     """
     at = caller()
     label = name or "prompts"
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise _no_count(label, at, "batch", batch)
-    for setting, value, allowed in (
-        ("on_too_long", on_too_long, ("error", "drop", "left")),
-        ("on_missing", on_missing, ("error", "drop")),
-        ("last", last, ("drop", "short", "wrap")),
-    ):
-        if value not in allowed:
-            raise WrongType(
-                f"node '{label}': {setting} has an unknown policy",
-                at=at,
-                node=label,
-                found=repr(value),
-                wanted=" | ".join(allowed),
-                fix=did_you_mean(str(value), allowed) or f"{setting}={allowed[0]!r}",
-            )
+    expect_counts(label, at, batch=batch)
+    expect_counts_or_none(label, at, max_prompt_tokens=max_prompt_tokens, epochs=epochs)
+    expect_policy(label, at, "on_too_long", on_too_long, ("error", "drop", "left"))
+    expect_policy(label, at, "on_missing", on_missing, ("error", "drop"))
+    expect_policy(label, at, "last", last, ("drop", "short", "wrap"))
     opened = _opened(source)
     spec = PromptsSpec(
         source=opened or source,
@@ -123,7 +126,7 @@ def rollout(
     stop: tuple[str, ...] = (),
     ignore_eos: bool = False,
     staleness: int = 0,
-    mesh: Any = None,
+    mesh: Mesh | None = None,
     name: str | None = None,
 ) -> Samples:
     """Sample `n` responses to each prompt.
@@ -141,11 +144,12 @@ def rollout(
         mesh: its own ranks, which hold a replica of the weights; None shares the model's.
     """
     at = caller()
-    _expect_model(model, "rollout", at)
-    expect(prompts, Prompts, node=name or "rollout", parameter="prompts", at=at)
-    _check_sampling(name or "rollout", at, n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-    if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
-        raise _no_count(name or "rollout", at, "staleness", staleness, least=0)
+    label = name or "rollout"
+    expect_model(model, label, at)
+    expect(prompts, Prompts, node=label, parameter="prompts", at=at)
+    expect_sampling(label, at, n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+    expect_counts(label, at, least=0, top_k=top_k, staleness=staleness)
+    expect_mesh(mesh, label, at)
     sampling = Sampling(
         n=n,
         max_new_tokens=max_new_tokens,
@@ -217,7 +221,7 @@ def filter(
         expect(stream, Stream, node=name or "filter", parameter="input", at=at)
     if per not in ("row", "group"):
         fix = "per='row' drops samples, per='group' drops prompts with all their samples"
-        raise _wrong(name or "filter", at, "per= has an unknown value", per, "'row' or 'group'", fix)
+        raise wrong(name or "filter", at, "per= has an unknown value", per, "'row' or 'group'", fix)
 
     def declare(final: str) -> Node:
         bindings = bind(positional(keep), (samples, *streams), {}, node=final, at=at)
@@ -231,11 +235,7 @@ def filter(
             at=at,
         )
 
-    node = tracer().add(
-        declare,
-        name=name,
-        default="filter",
-    )
+    node = tracer().add(declare, name=name, default="filter")
     return Samples(node.name, samples.columns, (*samples.gates, node.name))
 
 
@@ -268,20 +268,14 @@ def update(
     """
     at = caller()
     label = name or "update"
-    _expect_model(model, label, at)
+    expect_model(model, label, at)
     expect(samples, Samples, node=label, parameter="samples", at=at)
     for stream in (*streams, *named.values()):
         expect(stream, Stream, node=label, parameter="input", at=at)
-    if model.optimizer is None:
-        raise GraphError(
-            f"node '{label}' trains model '{model.name}', which has no optimizer",
-            at=at,
-            node=label,
-            found="optimizer=None",
-            wanted="an optimizer",
-            fix="fl.Model(..., optimizer=fl.AdamW(lr=1e-6))",
-        )
-    _check_update(label, at, loss, minibatches=minibatches, epochs=epochs, batch=batch, max_tokens=max_tokens)
+    expect_optimizer(model, label, at)
+    expect_loss(loss, label, at)
+    expect_counts(label, at, minibatches=minibatches, epochs=epochs)
+    expect_counts_or_none(label, at, batch=batch, max_tokens=max_tokens)
     wanted = dict.fromkeys(("prompt_ids", "response_ids", "mask", "old_logprobs", *loss.reads))
     unknown = [key for key in named if key not in wanted]
     if unknown:
@@ -341,24 +335,23 @@ def evaluate(
     """
     at = caller()
     label = name or "evaluate"
-    _expect_model(model, label, at)
+    expect_model(model, label, at)
     expect(prompts, Prompts, node=label, parameter="prompts", at=at)
     if not isinstance(score, NodeFunction) or score.handle is not Scores:
         fix = "pass the function itself, not what calling it gives"
-        raise _wrong(label, at, "score is no reward function", score, "a function under @fl.reward", fix)
+        raise wrong(label, at, "score is no reward function", score, "a function under @fl.reward", fix)
     if score.per != "row":
         fix = "score the responses of an evaluation one by one"
-        raise _wrong(label, at, "score sees several rows", f"per={score.per!r}", "per='row'", fix)
+        raise wrong(label, at, "score sees several rows", f"per={score.per!r}", "per='row'", fix)
     given = settings(score.function, {}, node=label, at=at)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise _no_count(label, at, "every", every)
+    expect_counts(label, at, every=every)
     active = tracer()
     lengths = [
         node.spec.sampling.max_new_tokens for node in active.nodes.values()
         if isinstance(node.spec, RolloutSpec) and node.model is model
     ]  # fmt: skip
     length = max_new_tokens or max(lengths, default=64)
-    _check_sampling(label, at, n=n, max_new_tokens=length, temperature=temperature, top_p=1.0)
+    expect_sampling(label, at, n=n, max_new_tokens=length, temperature=temperature, top_p=1.0)
     made = dict.fromkeys(RESPONSE_COLUMNS)
     own = [parameter for parameter in positional(score.function) if parameter.name not in made]
     active.add(
@@ -397,7 +390,7 @@ def _forward(
 ) -> tuple[str, dict[str, str], tuple[str, ...]]:
     at = caller()
     label = name or default
-    _expect_model(model, label, at)
+    expect_model(model, label, at)
     expect(samples, Samples, node=label, parameter="samples", at=at)
     sampled_at = _temperature(samples, label, at)
     if output == "logprobs" and temperature is not None and temperature != sampled_at:
@@ -409,16 +402,7 @@ def _forward(
             wanted=f"temperature={sampled_at}, as rollout '{samples.columns['logprobs']}'",
             fix="leave temperature= out",
         )
-    head = {"logprobs": "lm", "values": "value", "scores": "score"}[output]
-    if model.head != head:
-        raise WrongType(
-            f"node '{label}' needs a model with another head",
-            at=at,
-            node=label,
-            found=f"model '{model.name}' has head='{model.head}'",
-            wanted=f"head='{head}'",
-            fix=f"fl.Model(..., head='{head}')",
-        )
+    expect_head(model, HEAD_OF[output], label, at)
     node = tracer().add(
         lambda final: Node(
             name=final,
@@ -442,51 +426,6 @@ def _temperature(samples: Samples, node: str, at: Location) -> float:
     spec = tracer().nodes[samples.columns["response_ids"]].spec
     assert isinstance(spec, RolloutSpec), f"'{node}' at {at} reads samples that no rollout made"
     return spec.sampling.temperature or 1.0
-
-
-def _check_sampling(node: str, at: Location, *, n: int, max_new_tokens: int, temperature: float, top_p: float) -> None:
-    for setting, value in (("n", n), ("max_new_tokens", max_new_tokens)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _no_count(node, at, setting, value)
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
-        raise _wrong(node, at, "temperature is no temperature", temperature, "a float >= 0", "1.0 samples, 0 is greedy")
-    if isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
-        raise _wrong(node, at, "top_p is no share", top_p, "0 < top_p <= 1", "top_p=1.0 keeps every token")
-
-
-def _check_update(node: str, at: Location, loss: Any, **counts: int | None) -> None:
-    if not isinstance(loss, Loss):
-        raise WrongType(
-            f"node '{node}' has no loss",
-            at=at,
-            node=node,
-            found=repr(loss),
-            wanted="a flowrl Loss",
-            fix="call the loss function: loss=losses.ppo_clip(clip_low=0.2, clip_high=0.2)",
-        )
-    for setting, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise _no_count(node, at, setting, value)
-
-
-def _no_count(node: str, at: Location, setting: str, value: object, *, least: int = 1) -> WrongType:
-    return _wrong(node, at, f"{setting} is no count", value, f"an integer >= {least}", f"{setting}={least} or more")
-
-
-def _wrong(node: str, at: Location, what: str, value: object, wanted: str, fix: str) -> WrongType:
-    return WrongType(f"node '{node}': {what}", at=at, node=node, found=repr(value), wanted=wanted, fix=fix)
-
-
-def _expect_model(model: object, node: str, at: Location) -> None:
-    if not isinstance(model, Model):
-        raise WrongType(
-            f"node '{node}' takes a model as its first argument",
-            at=at,
-            node=node,
-            found=repr(model),
-            wanted="an fl.Model",
-            fix="check the order of the arguments: the model, what it reads, further streams",
-        )
 
 
 def _parameter(name: str) -> Any:

@@ -1,0 +1,126 @@
+"""Checks of what a node is called with: handles, models, counts and policies.
+
+Each raises at the line of the call, while the graph is traced. What takes the whole graph is checked in `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import GraphError, Location, WrongType, did_you_mean
+from .loss import Loss
+from .mesh import Mesh
+from .model import Model
+from .stream import Stream
+
+
+def expect(handle: object, kind: type[Stream], *, node: str, parameter: str, at: Location) -> None:
+    """Refuse a handle of the wrong type.
+
+    Raises:
+        WrongType: `handle` is no `kind`.
+    """
+    if not isinstance(handle, kind):
+        raise WrongType(
+            f"node '{node}' takes {kind.__name__} as its {parameter}",
+            at=at,
+            node=node,
+            found=repr(handle),
+            wanted=f"a handle of type {kind.__name__}",
+            fix="check the order of the arguments"
+            if isinstance(handle, Stream)
+            else "pass the handle that a node returned; settings go by keyword",
+        )
+
+
+def expect_model(model: object, node: str, at: Location) -> None:
+    """Refuse what is no model."""
+    if not isinstance(model, Model):
+        raise WrongType(
+            f"node '{node}' takes a model as its first argument",
+            at=at,
+            node=node,
+            found=repr(model),
+            wanted="an fl.Model",
+            fix="check the order of the arguments: the model, what it reads, further streams",
+        )
+
+
+def expect_optimizer(model: Model, node: str, at: Location) -> None:
+    """Refuse to train a model without an optimizer."""
+    if model.optimizer is None:
+        raise GraphError(
+            f"node '{node}' trains model '{model.name}', which has no optimizer",
+            at=at,
+            node=node,
+            found="optimizer=None",
+            wanted="an optimizer",
+            fix="fl.Model(..., optimizer=fl.AdamW(lr=1e-6))",
+        )
+
+
+def expect_head(model: Model, head: str, node: str, at: Location) -> None:
+    """Refuse a model with another head."""
+    if model.head != head:
+        raise WrongType(
+            f"node '{node}' needs a model with another head",
+            at=at,
+            node=node,
+            found=f"model '{model.name}' has head='{model.head}'",
+            wanted=f"head='{head}'",
+            fix=f"fl.Model(..., head='{head}')",
+        )
+
+
+def expect_loss(loss: object, node: str, at: Location) -> None:
+    """Refuse what is no loss, such as a loss function that was not called."""
+    if not isinstance(loss, Loss):
+        fix = "call the loss function: loss=losses.ppo_clip(clip_low=0.2, clip_high=0.2)"
+        raise WrongType(
+            f"node '{node}' has no loss", at=at, node=node, found=repr(loss), wanted="a flowrl Loss", fix=fix
+        )
+
+
+def expect_mesh(mesh: object, node: str, at: Location) -> None:
+    """Refuse what is neither a mesh nor None."""
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise wrong(node, at, "mesh is no mesh", mesh, "an fl.Mesh, or None", "mesh=fl.Mesh(dp=N)")
+
+
+def expect_counts(node: str, at: Location, *, least: int = 1, **settings: object) -> None:
+    """Refuse numbers that count nothing: no integers, or below `least`."""
+    for name, value in settings.items():
+        _expect_count(node, at, name, value, least)
+
+
+def expect_counts_or_none(node: str, at: Location, **settings: object) -> None:
+    """As `expect_counts`, for settings that may be left out."""
+    for name, value in settings.items():
+        if value is not None:
+            _expect_count(node, at, name, value, 1)
+
+
+def expect_policy(node: str, at: Location, setting: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse a policy that does not exist."""
+    if value not in allowed:
+        fix = did_you_mean(str(value), allowed) or f"{setting}={allowed[0]!r}"
+        raise wrong(node, at, f"{setting} has an unknown policy", value, " | ".join(allowed), fix)
+
+
+def expect_sampling(node: str, at: Location, *, n: int, max_new_tokens: int, temperature: float, top_p: float) -> None:
+    """Refuse numbers that nothing can be sampled with."""
+    expect_counts(node, at, n=n, max_new_tokens=max_new_tokens)
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
+        raise wrong(node, at, "temperature is no temperature", temperature, "a float >= 0", "1.0 samples, 0 is greedy")
+    if isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
+        raise wrong(node, at, "top_p is no share", top_p, "0 < top_p <= 1", "top_p=1.0 keeps every token")
+
+
+def wrong(node: str, at: Location, what: str, value: object, wanted: str, fix: str) -> WrongType:
+    """The error of a setting."""
+    return WrongType(f"node '{node}': {what}", at=at, node=node, found=repr(value), wanted=wanted, fix=fix)
+
+
+def _expect_count(node: str, at: Location, name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise wrong(node, at, f"{name} is no count", value, f"an integer >= {least}", f"{name}={least} or more")

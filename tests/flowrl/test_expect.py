@@ -1,0 +1,43 @@
+"""What a node is called with is refused at the line of its call."""
+
+from typing import Any
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import WrongType
+
+ROWS = [{"prompt": str(i)} for i in range(64)]
+
+
+def sampled(**settings: Any) -> None:
+    of_prompts = {name: settings.pop(name) for name in ("epochs", "max_prompt_tokens") if name in settings}
+
+    @fl.graph
+    def declared() -> None:
+        prompts = fl.prompts(ROWS, batch=8, **of_prompts)
+        fl.rollout(fl.Model("model"), prompts, **settings)
+
+    declared()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("epochs", 0, "node 'prompts': epochs is no count\n  found:  0\n  wanted: an integer >= 1"),
+        ("max_prompt_tokens", "12", "node 'prompts': max_prompt_tokens is no count\n  found:  '12'"),
+        ("n", True, "node 'rollout': n is no count\n  found:  True"),
+        ("max_new_tokens", None, "node 'rollout': max_new_tokens is no count\n  found:  None"),
+        ("top_k", -1, "node 'rollout': top_k is no count\n  found:  -1\n  wanted: an integer >= 0"),
+        ("top_p", 0, "node 'rollout': top_p is no share"),
+        ("mesh", 4, "node 'rollout': mesh is no mesh\n  found:  4\n  wanted: an fl.Mesh, or None"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_at_its_call(setting: str, value: object, says: str) -> None:
+    with pytest.raises(WrongType, match=r"test_expect\.py:") as error:
+        sampled(**{setting: value})
+    assert says in str(error.value)
+
+
+def test_settings_that_can_be_are_taken() -> None:
+    sampled(epochs=1, max_prompt_tokens=1, n=1, top_k=0, top_p=1, mesh=fl.Mesh(dp=2))
