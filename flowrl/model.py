@@ -27,16 +27,22 @@ class AdamW:
     """Of matrices; vectors (norms, biases) never decay."""
     warmup_steps: int = 0
     """Optimizer steps over which the rate rises linearly from ``lr / warmup_steps`` to ``lr``."""
+    decay_steps: int | None = None
+    """Optimizer steps after which the rate, falling linearly from the first, is 0; None keeps it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.lr, (int, float)) or isinstance(self.lr, bool) or not self.lr >= 0:
             raise WrongType("AdamW's lr is not a rate", found=repr(self.lr), wanted="a float >= 0")
         if self.warmup_steps < 0:
             raise WrongType("AdamW's warmup_steps is negative", found=self.warmup_steps, wanted="an integer >= 0")
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise WrongType("AdamW's decay_steps is no count", found=self.decay_steps, wanted="an integer >= 1")
 
     def lr_at(self, step: int) -> float:
         """The rate of optimizer step `step`, counted from 0 over the whole run."""
-        return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
+        warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        decay = max(0.0, 1.0 - step / self.decay_steps) if self.decay_steps else 1.0
+        return self.lr * warmup * decay
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,7 @@ def quickstart(
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
     """Group-relative policy optimisation (GRPO; Shao et al. 2024, arXiv:2402.03300) of the shipped model."""
-    policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5))
+    policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps))
     prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
     samples = fl.rollout(policy, prompts, n=samples_per_prompt, max_new_tokens=6, staleness=staleness)
     scores = exact_match(samples)

@@ -90,7 +90,7 @@ def _run(words: list[str]) -> int:
     from .report import open_console
 
     spec, known, rest = _split("run", words, _RunFlags)
-    graph, overrides = _graph(spec, rest, known.config)
+    graph, overrides = _graph(spec, rest, known.config, known.steps)
     problems = _problems(graph)
     if problems:
         return _refuse(problems)
@@ -202,7 +202,7 @@ class _RunFlags(_Common):
     """Check a graph, then run it. Everything that is no option here is a parameter of the graph."""
 
     steps: Annotated[Count, tyro.conf.arg(help_behavior_hint="")] = None
-    """Steps to train; else the graph's parameter `steps`, else 100."""
+    """Steps to train, also as the graph's parameter `steps` if it has one; else that parameter, else 100."""
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Where the run writes (default: runs/NAME-DATE-TIME)."""
     launcher: Literal["local", "inline"] = "local"
@@ -263,8 +263,10 @@ def _split(command: str, words: list[str], kind: type[Flags]) -> tuple[str, Flag
     return words[0], flags, rest
 
 
-def _graph(spec: str, rest: Sequence[str], config: Path | None) -> tuple[Graph, dict[str, Any]]:
-    """Load and trace a graph with its parameters."""
+def _graph(
+    spec: str, rest: Sequence[str], config: Path | None, steps: int | None = None
+) -> tuple[Graph, dict[str, Any]]:
+    """Load and trace a graph with its parameters; `steps` of the command line is its parameter `steps` too."""
     loaded = load_graph(spec)
     if isinstance(loaded, Graph):
         if rest or config:
@@ -277,6 +279,8 @@ def _graph(spec: str, rest: Sequence[str], config: Path | None) -> tuple[Graph, 
             wanted=f"none of {', '.join(sorted(RESERVED))}",
             fix="give the parameter another name",
         )
+    if steps is not None and "steps" in loaded.parameters:
+        rest = [*rest, "--steps", str(steps)]
     overrides = resolve(loaded, rest, config)
     values = apply(loaded, overrides)
     try:
