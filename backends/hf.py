@@ -14,8 +14,8 @@ from flowrl.model import Model
 from .hf_network import HFNetwork, load_module, quiet
 from .hf_source import find_model
 from .hf_tokenizer import HFTokenizer
+from .state import named_state
 from .torch_backend import TorchBackend
-from .weights import named_state
 
 
 class HFBackend(TorchBackend):

@@ -20,19 +20,19 @@ from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.backend import HEAD_OF, Metrics, Output, Prompt, Ranks, Response, Sampling, Sum, Tokenizer
+from flowrl.checksum import weights_checksum
 from flowrl.errors import BackendError, CheckpointError, NodeError
 from flowrl.kl import estimate
 from flowrl.loss import TRAINED, Loss
 from flowrl.model import Model
 from flowrl.rows import Ragged, Rows
-from flowrl.weights import weights_checksum
 
 from .batch import Batch, check_prompts, make_batch, mask_of, micro_batches, packed, sequences, trained_rows
 from .generate import generate
 from .network import Network
 from .optimizer import Optimizer
 from .sampling import scaled_logits
-from .weights import named_state, replace_state
+from .state import named_state, replace_state
 
 FORWARD_TOKENS = 1 << 15
 """Padded tokens of one pass without a gradient; only speed depends on it."""

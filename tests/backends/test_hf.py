@@ -22,10 +22,10 @@ from torch import Tensor
 
 import flowrl as fl
 from flowrl.backend import Prompt, Sampling
+from flowrl.checksum import weights_checksum
 from flowrl.errors import BackendError, CheckpointError, NodeError
 from flowrl.loss import loss
 from flowrl.rows import Key, Ragged, Rows
-from flowrl.weights import weights_checksum
 
 TEXTS = ["12>", "a", "98765432>", "zz>1"]
 MakeBackend = Callable[..., HFBackend]
