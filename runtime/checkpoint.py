@@ -7,22 +7,28 @@ prompts of a step are a function of its number.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.describe import describe
 from flowrl.errors import CheckpointError
-from flowrl.graph import Graph, UpdateSpec
+from flowrl.graph import EvaluateSpec, Graph, UpdateSpec
 
 FOLDER = "checkpoints"
 RECORD = "run.json"
 PARTIAL = ".partial"
+SHOWN = 4
+"""Differing settings that an error shows."""
+MAY_CHANGE = frozenset({"staleness", "max_tokens", "timeout_s", "retries", "model"})
+"""Settings that change how a run goes on, not what it learns from."""
 _NAME = re.compile(r"step-(\d{6,})(\.partial)?")
 
 log = logging.getLogger("flowrl.checkpoint")
@@ -34,9 +40,25 @@ class Checkpoint:
 
     version: int
     """Steps that were trained."""
-    fingerprint: str
-    """Of the graph."""
+    recipe: Mapping[str, Any]
+    """See `recipe`."""
     path: str = ""
+
+
+def recipe(graph: Graph, seed: int) -> dict[str, Any]:
+    """All that decides which rows a step has and what is learned from them, by ``node.setting``.
+
+    A resumed run must agree on it. Left out is what may change between two parts of a run: meshes, optimizers,
+    staleness and evaluations.
+    """
+    found: dict[str, Any] = {"seed": seed}
+    for name, node in graph.nodes.items():
+        if isinstance(node.spec, EvaluateSpec):
+            continue
+        for field in dataclasses.fields(node.spec):
+            if field.name not in MAY_CHANGE:
+                found[f"{name}.{field.name}"] = describe(getattr(node.spec, field.name))
+    return found
 
 
 def partial_folder(checkpoints: Path, version: int) -> Path:
@@ -62,7 +84,7 @@ def publish(run_dir: Path, checkpoint: Checkpoint) -> Path:
             fix="look for an error of a rank above; the newest complete checkpoint stays",
         )
     sizes = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial) if path.name != RECORD}
-    record = {"version": checkpoint.version, "fingerprint": checkpoint.fingerprint, "files": sizes}
+    record = {"version": checkpoint.version, "recipe": checkpoint.recipe, "files": sizes}
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
@@ -73,14 +95,17 @@ def publish(run_dir: Path, checkpoint: Checkpoint) -> Path:
     return final
 
 
-def latest(run_dir: Path, graph: Graph, warn: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
+def latest(
+    run_dir: Path, graph: Graph, seed: int = 0, warn: Callable[[str], None] = lambda text: None
+) -> Checkpoint | None:
     """The newest complete checkpoint of a run folder; None when it has none.
 
     Args:
+        graph, seed: what is to go on; they must have the checkpoint's `recipe`.
         warn: told of each newer one that is not complete, as the log is.
 
     Raises:
-        CheckpointError: it is of another graph.
+        CheckpointError: it is of another graph, or of other settings.
     """
     found = [(int(match[1]), path) for path, match in _ours(run_dir)]
     for version, path in sorted(found, key=lambda each: (each[0], not each[1].name.endswith(PARTIAL)), reverse=True):
@@ -90,7 +115,8 @@ def latest(run_dir: Path, graph: Graph, warn: Callable[[str], None] = lambda tex
             log.warning(text)
             warn(text)
             continue
-        return Checkpoint(version=version, fingerprint=record["fingerprint"], path=str(path))
+        _agree(path, record["recipe"], recipe(graph, seed))
+        return Checkpoint(version=version, recipe=record["recipe"], path=str(path))
     return None
 
 
@@ -99,6 +125,19 @@ def sweep(run_dir: Path) -> None:
     for path, match in list(_ours(run_dir)):
         if match[2]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _agree(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Refuse to go on from a checkpoint of other settings."""
+    ours = json.loads(json.dumps(ours))
+    differing = [name for name in dict.fromkeys([*theirs, *ours]) if theirs.get(name) != ours.get(name)]
+    if differing:
+        raise CheckpointError(
+            f"checkpoint '{path}' is of a run with other settings",
+            found=", ".join(f"{name}={ours.get(name)!r}" for name in differing[:SHOWN]),
+            wanted=", ".join(f"{name}={theirs.get(name)!r}" for name in differing[:SHOWN]),
+            fix="resume with the graph and parameters of that run, or start in a new --run-dir",
+        )
 
 
 def _ours(run_dir: Path) -> Iterator[tuple[Path, re.Match[str]]]:
@@ -118,25 +157,14 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _missing(path: Path, record: dict[str, Any], version: int, graph: Graph) -> list[str]:
-    """What a checkpoint lacks; nothing when it is complete.
-
-    Raises:
-        CheckpointError: it is complete, but of another graph.
-    """
+    """What a checkpoint lacks; nothing when it is complete."""
     sizes = record.get("files")
-    if record.get("version") != version or not isinstance(sizes, dict):
+    if record.get("version") != version or not isinstance(sizes, dict) or not isinstance(record.get("recipe"), dict):
         trained = {n.model.name for n in graph.nodes.values() if n.model and isinstance(n.spec, UpdateSpec)}
         return [repr(RECORD), *(f"model {name!r}" for name in sorted(trained) if not any(_files(path / name)))]
     lost = [name for name, size in sizes.items() if not (path / name).is_file() or (path / name).stat().st_size != size]
     if path.name.endswith(PARTIAL) and not lost:
         return ["its name: it was not published"]
-    if not lost and record.get("fingerprint") != graph.fingerprint:
-        raise CheckpointError(
-            f"checkpoint '{path}' is of another graph",
-            found=record.get("fingerprint"),
-            wanted=graph.fingerprint,
-            fix="resume with the graph and parameters of that run, or start in a new --run-dir",
-        )
     return [f"{name!r} of {sizes[name]} bytes" for name in lost]
 
 

@@ -20,7 +20,7 @@ from flowrl.errors import CheckpointError, FlowrlError, NodeError, RunError
 from flowrl.graph import Graph
 from flowrl.rates import bound_texts, bounds
 
-from .checkpoint import Checkpoint, latest, publish, sweep
+from .checkpoint import Checkpoint, latest, publish, recipe, sweep
 from .events import Command, Event, Finished, Fire, Free, Halt, Saved, Send, StepDone, Tick, Warn
 from .launch.inline import InlineLauncher
 from .launch.launcher import Launch, Launcher
@@ -38,6 +38,7 @@ POLL_S = 0.5
 REWARD_WEIGHT = 0.2
 """Of a step in the moving average that the end report shows."""
 log = logging.getLogger("flowrl.run")
+logging.getLogger("flowrl").addHandler(logging.NullHandler())  # what is told the console is not printed twice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +214,7 @@ class _Run:
 
     def _publish(self, version: int) -> None:
         if self.folder:
-            path = publish(self.folder.path, Checkpoint(version=version, fingerprint=self.graph.fingerprint))
+            path = publish(self.folder.path, Checkpoint(version=version, recipe=recipe(self.graph, _seed(self.graph))))
             log.info("saved version %d in %s", version, path)
 
     def _warn(self, text: str) -> None:
@@ -270,7 +271,7 @@ def _checkpoint(folder: RunDir, graph: Graph, console: Console) -> Checkpoint | 
     Raises:
         CheckpointError: it has trained, and has left no checkpoint to go on from: starting over would erase its record.
     """
-    found = latest(folder.path, graph, console.warn)
+    found = latest(folder.path, graph, _seed(graph), console.warn)
     if found is None and folder.metrics.path.stat().st_size:
         raise CheckpointError(
             f"run folder '{folder.path}' holds steps, and no complete checkpoint to go on from",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from flowrl.runtime.checkpoint import FOLDER, Checkpoint, latest, partial_folder, publish, sweep
+from flowrl.runtime.checkpoint import FOLDER, Checkpoint, latest, partial_folder, publish, recipe, sweep
 
 import flowrl as fl
 from flowrl import advantages, losses
@@ -39,14 +39,14 @@ def write(run_dir: Path, version: int, *models: str) -> Path:
 
 def save(run_dir: Path, version: int) -> Path:
     write(run_dir, version)
-    return publish(run_dir, Checkpoint(version=version, fingerprint=GRAPH.fingerprint))
+    return publish(run_dir, Checkpoint(version=version, recipe=recipe(GRAPH, 0)))
 
 
 def test_a_version_is_published_under_its_name_and_found_again(tmp_path: Path) -> None:
     path = save(tmp_path, 12)
     assert path == tmp_path / FOLDER / "step-000012"
     assert (path / "policy" / "deep" / "weights").read_text() == "weights of 12"
-    assert latest(tmp_path, GRAPH) == Checkpoint(version=12, fingerprint=GRAPH.fingerprint, path=str(path))
+    assert latest(tmp_path, GRAPH) == Checkpoint(version=12, recipe=recipe(GRAPH, 0), path=str(path))
     assert [each.name for each in path.parent.iterdir()] == ["step-000012"]
 
 
@@ -72,7 +72,7 @@ def test_what_is_incomplete_is_not_published(models: tuple[str, ...], tmp_path: 
         (partial / "critic" / "a").write_text("a")
     told = "nothing in 'policy'" if models else "no model's folder"
     with pytest.raises(CheckpointError, match=rf"(?s)step-000003.partial' is incomplete.*{told}"):
-        publish(tmp_path, Checkpoint(version=3, fingerprint=GRAPH.fingerprint))
+        publish(tmp_path, Checkpoint(version=3, recipe=recipe(GRAPH, 0)))
 
 
 def test_a_newer_partial_is_passed_over_with_what_it_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,11 +118,14 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, tmp_path: Path, caplog
 
 def test_a_checkpoint_of_another_graph_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 4)
-    other = small(name="answers")
-    with pytest.raises(
-        CheckpointError, match=rf"(?s)is of another graph.*{GRAPH.fingerprint}.*{other.fingerprint}.*resume"
-    ):
-        latest(tmp_path, other)
+    with pytest.raises(CheckpointError, match=r"(?s)of a run with other settings.*answers.*resume"):
+        latest(tmp_path, small(name="answers"))
+
+
+def test_a_checkpoint_of_another_seed_is_refused_by_name(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    with pytest.raises(CheckpointError, match=r"(?s)other settings.*found:  seed=5\n  wanted: seed=0"):
+        latest(tmp_path, GRAPH, 5)
 
 
 def test_only_what_is_ours_is_swept(tmp_path: Path) -> None:

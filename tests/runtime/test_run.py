@@ -18,6 +18,7 @@ from flowrl.runtime import run
 from flowrl.runtime.cli import main
 from flowrl.runtime.graphfile import load_graph
 from flowrl.runtime.report import Summary
+from safetensors.torch import load
 
 import flowrl as fl
 from flowrl.errors import MeshError
@@ -128,8 +129,6 @@ def test_inline_and_local_runs_agree_bit_for_bit(tmp_path: Path, backend: str) -
 
 
 def test_two_ranks_agree_with_one_to_rounding(tmp_path: Path) -> None:
-    from safetensors.torch import load
-
     assert flowrl(tmp_path, "--train.dp", "2").returncode == 0
     assert inline(tmp_path / "one") == 0
     two, one = load(weights(tmp_path / "run", 3)), load(weights(tmp_path / "one", 3))
@@ -138,8 +137,6 @@ def test_two_ranks_agree_with_one_to_rounding(tmp_path: Path) -> None:
 
 
 def test_a_token_budget_and_minibatches_change_nothing_that_they_should_not(tmp_path: Path) -> None:
-    from safetensors.torch import load
-
     assert inline(tmp_path / "whole") == 0
     assert inline(tmp_path / "split", "--max-tokens", "20") == 0
     whole, split = load(weights(tmp_path / "whole", 3)), load(weights(tmp_path / "split", 3))
@@ -177,6 +174,20 @@ def test_a_resumed_run_continues_as_if_it_had_never_stopped(tmp_path: Path) -> N
     assert lines(tmp_path / "whole" / "samples.jsonl") == lines(tmp_path / "parts" / "samples.jsonl")
     steps = [record["step"] for record in lines(tmp_path / "parts" / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_is_not_resumed_with_other_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inline(tmp_path / "run", steps=2) == 0
+    assert inline(tmp_path / "run", "--resume", "--batch", "2", "--n", "3", steps=4) == 1
+    assert "found:  prompts.batch=2, " in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
+    assert inline(tmp_path / "run", steps=2) == 0
+    assert flowrl(tmp_path, "--resume", "--train.dp", "2").returncode == 0
+    assert inline(tmp_path / "whole") == 0
+    two, one = (load(weights(tmp_path / name, 3)) for name in ("run", "whole"))
+    assert max(float((two[name] - one[name]).abs().max()) for name in one) < 1e-5
 
 
 def test_a_run_without_a_checkpoint_is_not_started_over_by_resuming_it(
