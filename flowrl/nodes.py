@@ -331,7 +331,7 @@ def evaluate(
         score: a reward function (called for each response on the model's mesh).
         every: versions between two evaluations; version 0 is evaluated too.
         temperature: 0 is greedy.
-        max_new_tokens: None takes the longest of the model's rollouts.
+        max_new_tokens: None takes the longest of the model's rollouts that are declared before.
     """
     at = caller()
     label = name or "evaluate"
@@ -350,7 +350,10 @@ def evaluate(
         node.spec.sampling.max_new_tokens for node in active.nodes.values()
         if isinstance(node.spec, RolloutSpec) and node.model is model
     ]  # fmt: skip
-    length = max_new_tokens or max(lengths, default=64)
+    length = max(lengths, default=None) if max_new_tokens is None else max_new_tokens
+    if length is None:
+        found = f"no rollout of model '{model.name}' before this line"
+        raise wrong(label, at, "max_new_tokens is not known", found, "max_new_tokens=N", "give max_new_tokens=")
     expect_sampling(label, at, n=n, max_new_tokens=length, temperature=temperature, top_p=1.0)
     made = dict.fromkeys(RESPONSE_COLUMNS)
     own = [parameter for parameter in positional(score.function) if parameter.name not in made]

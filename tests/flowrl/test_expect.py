@@ -39,5 +39,18 @@ def test_a_setting_that_cannot_be_is_refused_at_its_call(setting: str, value: ob
     assert says in str(error.value)
 
 
+def test_an_evaluation_of_a_model_that_nothing_samples_has_no_length_of_its_own() -> None:
+    @fl.reward
+    def right(response: str, prompt: str) -> float:
+        return float(response == prompt)
+
+    @fl.graph
+    def declared() -> None:
+        fl.evaluate(fl.Model("model"), fl.prompts(ROWS, batch=8), right, every=1)
+
+    with pytest.raises(WrongType, match="node 'evaluate': max_new_tokens is not known"):
+        declared()
+
+
 def test_settings_that_can_be_are_taken() -> None:
     sampled(epochs=1, max_prompt_tokens=1, n=1, top_k=0, top_p=1, mesh=fl.Mesh(dp=2))
