@@ -6,6 +6,7 @@ they exist, so that the next nodes can start; everything is keyed, and nothing h
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrl.backend import Metrics, Prompt, Response, Sum, Tokenizer
+from flowrl.checksum import weights_checksum
 from flowrl.columns import positional
 from flowrl.data import PromptReader, PromptSettings
+from flowrl.errors import BackendError
 from flowrl.graph import EvaluateSpec, FilterSpec, ForwardSpec, FunctionSpec, Node, PromptsSpec, RolloutSpec, UpdateSpec
 from flowrl.rows import Column, Key, Ragged, Rows
 
@@ -167,8 +170,17 @@ def export(worker: Worker, firing: Firing, parts: Parts) -> Made:
 
 
 def import_(worker: Worker, firing: Firing, parts: Parts) -> Made:
-    """Replace a replica's weights."""
-    worker.models[firing.settings["model"]].import_weights(parts[0], firing.version)
+    """Replace a replica's weights; what it then holds must be what came."""
+    name = firing.settings["model"]
+    held = worker.models[name].import_weights(parts[0], firing.version)
+    sent = weights_checksum(parts[0].items())
+    if held != sent:
+        raise BackendError(
+            f"model '{name}' does not hold version {firing.version} after its import",
+            found=f"checksum {held[:16]}",
+            wanted=f"checksum {sent[:16]}, that of the tensors that came",
+            fix="its backend's export_weights and import_weights must name and store the same state",
+        )
     yield {}
 
 
@@ -289,7 +301,8 @@ def _reader(worker: Worker, node: str) -> PromptReader:
         )
         assert spec.model is not None, "prompts that no rollout reads are not fired"
         tokenizer = worker.load_backend(spec.model.backend).load_tokenizer(spec.model.source)
-        worker.readers[node] = PromptReader(spec.source, tokenizer, settings)
+        reader = worker.readers[node] = PromptReader(spec.source, tokenizer, settings)
+        print(f"node '{node}' reads {reader.source.name}: {reader.report()}", file=sys.stderr, flush=True)
     return worker.readers[node]
 
 

@@ -37,7 +37,7 @@ SWITCH_S = 0.0005
 """Longest that the firing thread keeps Python from the I/O thread: ten times less than the default, for a block that
 waits to be sent holds up a whole mesh."""
 WAIT_S = 1.0
-"""How often a worker without work looks whether its scheduler still speaks."""
+"""How often a worker without work wakes: often enough for a signal, too seldom to cost anything."""
 
 
 def main() -> None:
