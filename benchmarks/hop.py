@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import zmq
+
 from flowrl.runtime.control import ControlServer
 from flowrl.runtime.endpoint import Control, Endpoint
 

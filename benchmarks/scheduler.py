@@ -20,14 +20,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from flowrl.runtime.events import Block, Command, Event, Finished, Fire, Firing, Halt, Joined, Produced
-from flowrl.runtime.plan import Plan, compile_plan
-from flowrl.runtime.scheduler import Options, Scheduler
-
 import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.backend import Sum
 from flowrl.rows import Key
+from flowrl.runtime.events import Block, Command, Event, Finished, Fire, Firing, Halt, Joined, Produced
+from flowrl.runtime.plan import Plan, compile_plan
+from flowrl.runtime.scheduler import Options, Scheduler
 
 EMIT_ROWS = 64
 """Samples in one block of a rollout."""

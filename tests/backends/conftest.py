@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flowrl.backends.hf import HFBackend
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     GPT2Config,
@@ -26,6 +25,7 @@ from transformers import (
 
 import flowrl as fl
 from flowrl.backend import Prompt, Response, Sampling
+from flowrl.backends.hf import HFBackend
 from flowrl.rows import Key, Ragged, Rows
 
 ALPHABET = "_^$0123456789abcdefghijklmnopqrstuvwxyz>"

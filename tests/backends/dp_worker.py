@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from flowrl.backends.hf import HFBackend
-from flowrl.backends.optimizer import Optimizer
 from safetensors.torch import save_file
 from torch import distributed as dist
 
 import flowrl as fl
+from flowrl.backends.hf import HFBackend
+from flowrl.backends.optimizer import Optimizer
 from flowrl.loss import Loss, loss
 from flowrl.rows import Key, Ragged, Rows
 

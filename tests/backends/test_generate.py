@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from flowrl.backend import Prompt, Response, Sampling
 from flowrl.backends import generate as generate_module
 from flowrl.backends.generate import generate
 from flowrl.backends.sampling import choose, row_seeds, uniforms
-
-from flowrl.backend import Prompt, Response, Sampling
 from flowrl.errors import LengthError, NodeError
 from flowrl.rows import Key, Rows
 from flowrl.seeds import mix, row_seed

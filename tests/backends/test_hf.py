@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
+import flowrl as fl
+from flowrl.backend import Prompt, Sampling
 from flowrl.backends import batch as batch_module
 from flowrl.backends import torch_backend
 from flowrl.backends.batch import micro_batches
 from flowrl.backends.hf import HFBackend
 from flowrl.backends.hf_source import describe
-from torch import Tensor
-
-import flowrl as fl
-from flowrl.backend import Prompt, Sampling
 from flowrl.checksum import weights_checksum
 from flowrl.errors import BackendError, CheckpointError, NodeError
 from flowrl.loss import loss

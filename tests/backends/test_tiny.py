@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flowrl.backends.tiny import TinyBackend
-from flowrl.backends.tiny_source import BOS, EOS, describe
 from torch import Tensor
 
 import flowrl as fl
 from flowrl.backend import Backend, Prompt, Response, Sampling
+from flowrl.backends.tiny import TinyBackend
+from flowrl.backends.tiny_source import BOS, EOS, describe
 from flowrl.errors import BackendError
 from flowrl.loss import loss
 from flowrl.rows import Key, Ragged, Rows

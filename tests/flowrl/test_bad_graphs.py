@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flowrl.runtime.graphfile import load_graph
 
 from flowrl import errors
 from flowrl.backend import ModelFacts
@@ -13,6 +12,7 @@ from flowrl.check import check
 from flowrl.errors import BackendError, FlowrlError, did_you_mean
 from flowrl.graph import Graph
 from flowrl.model import Model
+from flowrl.runtime.graphfile import load_graph
 
 FOLDER = Path(__file__).parent.parent / "bad_graphs"
 FILES = sorted(path for path in FOLDER.glob("*.py") if not path.name.startswith("_"))

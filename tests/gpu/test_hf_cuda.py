@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flowrl.backends import batch as batch_module
-from flowrl.backends.hf import HFBackend
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import flowrl as fl
 from flowrl.backend import Prompt, Response, Sampling
+from flowrl.backends import batch as batch_module
+from flowrl.backends.hf import HFBackend
 from flowrl.loss import loss
 from flowrl.rows import Key, Ragged, Rows
 

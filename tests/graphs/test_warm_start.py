@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from flowrl.graphs.warm_start import make
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flowrl.graphs.warm_start import make
 from flowrl.tasks import ReverseDigits
 
 SHIPPED = Path(str(files("flowrl.graphs") / "warm_start"))

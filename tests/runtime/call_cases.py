@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flowrl.runtime.calls import Called, call_filter, call_function
-
 import flowrl as fl
 from flowrl.graph import Binding, FilterSpec, FunctionSpec, Node
 from flowrl.rows import Key
+from flowrl.runtime.calls import Called, call_filter, call_function
 
 KEYS = [Key(0, 0, 0), Key(0, 0, 1), Key(0, 0, 2)]
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import flowrl as fl
+from flowrl.graph import Graph
+from flowrl.rows import Key, Rows
 from flowrl.runtime.events import Block, Event, Failed, Finished, Firing, Input, Produced
 from flowrl.runtime.plan import HOST, compile_plan
 from flowrl.runtime.ranks import place
 from flowrl.runtime.record import Recorder
 from flowrl.runtime.registry import load_backend
 from flowrl.runtime.worker import Worker
-
-import flowrl as fl
-from flowrl.graph import Graph
-from flowrl.rows import Key, Rows
 
 
 class Hands:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flowrl.runtime.plan import Plan, compile_plan
-
 import flowrl as fl
 from flowrl import losses
 from flowrl.graph import Graph
+from flowrl.runtime.plan import Plan, compile_plan
 
 ROWS = [{"prompt": "2+3=", "answer": "5"}] * 64
 

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import numpy as np
-from flowrl.runtime.endpoint import Data, Endpoint
 
 from flowrl.rows import Key, Rows
+from flowrl.runtime.endpoint import Data, Endpoint
 
 
 def row(number: int, num_bytes: int = 8) -> Rows:

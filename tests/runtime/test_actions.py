@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flowrl.runtime import actions
-from flowrl.runtime.events import Block, Firing, Produced
 
 import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.backend import Response, Sum
 from flowrl.rows import Key, Rows
+from flowrl.runtime import actions
+from flowrl.runtime.events import Block, Firing, Produced
 
 from .hands import ROWS, Hands, digest, policy
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flowrl.runtime import calls
-from flowrl.runtime.calls import call_function
 from torch import Tensor
 
 import flowrl as fl
@@ -19,6 +17,8 @@ from flowrl import advantages
 from flowrl.errors import DeadlineError, NodeError, ResultError
 from flowrl.graph import FunctionSpec
 from flowrl.rows import Key, Ragged
+from flowrl.runtime import calls
+from flowrl.runtime.calls import call_function
 
 from .call_cases import KEYS, call, declare, keep, scored
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from flowrl.runtime.checkpoint import FOLDER, Checkpoint, latest, partial_folder, publish, recipe, sweep
 
 import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.errors import CheckpointError
 from flowrl.graph import Graph
+from flowrl.runtime.checkpoint import FOLDER, Checkpoint, latest, partial_folder, publish, recipe, sweep
 
 from .hands import ROWS, digest, policy
 

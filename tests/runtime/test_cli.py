@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from flowrl.runtime.cli import main
 
 from flowrl.errors import GraphError
+from flowrl.runtime.cli import main
 
 GRAPH = str(Path(__file__).parent / "graph_to_run.py")
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from flowrl.runtime.config import apply, resolve
-from flowrl.runtime.parameter_help import help_text
 
 import flowrl as fl
 from flowrl.errors import ConfigError
+from flowrl.runtime.config import apply, resolve
+from flowrl.runtime.parameter_help import help_text
 
 SHARED = fl.Mesh(dp=2)
 

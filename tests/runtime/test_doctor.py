@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import flowrl as fl
 from flowrl.runtime import doctor, machine
 from flowrl.runtime.doctor import OPTIONAL, REQUIRED, failed, numbers, print_findings, probe
 from flowrl.runtime.machine import Finding
-
-import flowrl as fl
 
 ROOT = Path(fl.__file__).parent.parent
 DEVICES = ["GPU-aaaa1111 NVIDIA H100", "GPU-aaaa2222 NVIDIA H100", "GPU-bbbb3333 NVIDIA H100"]

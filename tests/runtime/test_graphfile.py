@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flowrl.runtime.graphfile import MODULE, load_graph
 
 from flowrl.errors import ConfigError
+from flowrl.runtime.graphfile import MODULE, load_graph
 from flowrl.trace import GraphFunction
 
 ROOT = Path(__file__).parents[2]

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import yaml
-from flowrl.runtime.init import init, next_steps
 
 from flowrl.check import check
 from flowrl.errors import ConfigError
+from flowrl.runtime.init import init, next_steps
 
 
 def load(path):

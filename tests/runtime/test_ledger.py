@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from flowrl.runtime.ledger import Ledger, State, most_frequent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import LedgerError
 from flowrl.rows import Key
+from flowrl.runtime.ledger import Ledger, State, most_frequent
 
 
 def keys(step: int = 0, prompts: int = 2, n: int = 2) -> list[Key]:

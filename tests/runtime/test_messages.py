@@ -6,13 +6,13 @@ from typing import Any
 
 import msgpack
 import pytest
-from flowrl.runtime.events import Block, Died, Failed, Finished, Fire, Firing, Free, Input, Joined, Produced, Send
-from flowrl.runtime.messages import pack_command, pack_event, unpack_event, unpack_firing, unpack_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.backend import Sum
 from flowrl.rows import Key
+from flowrl.runtime.events import Block, Died, Failed, Finished, Fire, Firing, Free, Input, Joined, Produced, Send
+from flowrl.runtime.messages import pack_command, pack_event, unpack_event, unpack_firing, unpack_rows
 
 NAMES = st.text(max_size=8)
 NUMBERS = st.integers(0, 2**40)

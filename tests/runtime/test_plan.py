@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from flowrl.runtime.plan import HOST, compile_plan
 
 import flowrl as fl
 from flowrl import losses
 from flowrl.errors import GraphError, RateError
 from flowrl.graph import Binding, Graph
+from flowrl.runtime.plan import HOST, compile_plan
 from tests.runtime.shapes import ROWS, Shape, centred, score
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flowrl.runtime.events import Block, Input
-from flowrl.runtime.progress import StageProgress, StepRows, parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.rows import PROMPT, Key
+from flowrl.runtime.events import Block, Input
+from flowrl.runtime.progress import StageProgress, StepRows, parts
 from tests.runtime.shapes import Shape
 
 often = settings(derandomize=True, deadline=None, max_examples=150)

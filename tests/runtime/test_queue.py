@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 import zmq
+
+from flowrl.errors import DeadlineError, RunError, WireError
 from flowrl.runtime import sockets, wire
 from flowrl.runtime.control import ControlServer
 from flowrl.runtime.credit import Arrival, Item, ReceiveWindow, SendWindow, Window
 from flowrl.runtime.endpoint import Control, Data, Ended, Endpoint
 from flowrl.runtime.wire import Flag, Kind
-
-from flowrl.errors import DeadlineError, RunError, WireError
 from tests.runtime.stream_ends import consume, exit_with_unsent, row, take
 
 pytestmark = pytest.mark.timeout(30)

@@ -6,12 +6,12 @@ import os
 from typing import Any, Literal
 
 import pytest
-from flowrl.runtime.plan import Plan, Pool, compile_plan
-from flowrl.runtime.ranks import devices, num_threads, place
 
 import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.errors import MeshError
+from flowrl.runtime.plan import Plan, Pool, compile_plan
+from flowrl.runtime.ranks import devices, num_threads, place
 
 from .hands import ROWS, digest, policy
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flowrl.runtime.json_lines import JsonLines, read
-from flowrl.runtime.record import Recorder
 
 import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.rows import Key
+from flowrl.runtime.json_lines import JsonLines, read
+from flowrl.runtime.record import Recorder
 
 from .hands import ROWS, Hands, digest, policy
 

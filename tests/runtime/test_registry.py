@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from flowrl.runtime import registry
-from flowrl.runtime.registry import available, load_backend, missing_packages
 
 from flowrl.errors import BackendError
+from flowrl.runtime import registry
+from flowrl.runtime.registry import available, load_backend, missing_packages
 
 
 def test_a_backend_is_found_by_its_name() -> None:

@@ -6,6 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+import flowrl as fl
+from flowrl.graph import Graph
 from flowrl.runtime.report import (
     EdgeStatus,
     MeshStatus,
@@ -17,9 +20,6 @@ from flowrl.runtime.report import (
     open_console,
     step_line,
 )
-
-import flowrl as fl
-from flowrl.graph import Graph
 
 RECORD = {"step": 100, "loss": 0.421, "reward": 12.8, "kl": 0.15, "lag": 0, "tokens_per_s": 5120.4}
 SUMMARY = Summary(

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flowrl.runtime.results import check_row, check_rows, collect, response_lengths
 from hypothesis import given
 from hypothesis import strategies as st
 
 import flowrl as fl
 from flowrl.errors import ResultError
 from flowrl.rows import Key, Ragged
+from flowrl.runtime.results import check_row, check_rows, collect, response_lengths
 
 from .call_cases import KEYS, bare, declare
 

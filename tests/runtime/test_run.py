@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flowrl.runtime import run
-from flowrl.runtime.cli import main
-from flowrl.runtime.graphfile import load_graph
-from flowrl.runtime.report import Summary
 from safetensors.torch import load
 
 import flowrl as fl
 from flowrl.errors import MeshError
+from flowrl.runtime import run
+from flowrl.runtime.cli import main
+from flowrl.runtime.graphfile import load_graph
+from flowrl.runtime.report import Summary
 from flowrl.trace import GraphFunction
 
 GRAPH = str(Path(__file__).parent / "graph_to_run.py")

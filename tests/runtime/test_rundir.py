@@ -9,15 +9,15 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from flowrl.runtime.graph_record import graph_record
-from flowrl.runtime.json_lines import JsonLines, dump, read, rewind
-from flowrl.runtime.rundir import open_run_dir, sample_row
-from flowrl.runtime.versions import commit, installed
 
 import flowrl as fl
 from flowrl.errors import ConfigError
 from flowrl.loss import loss
 from flowrl.rows import Key
+from flowrl.runtime.graph_record import graph_record
+from flowrl.runtime.json_lines import JsonLines, dump, read, rewind
+from flowrl.runtime.rundir import open_run_dir, sample_row
+from flowrl.runtime.versions import commit, installed
 
 
 @fl.reward

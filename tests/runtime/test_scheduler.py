@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from flowrl.rows import Key
 from flowrl.runtime.events import (
     Block,
     Died,
@@ -23,10 +27,6 @@ from flowrl.runtime.events import (
 from flowrl.runtime.orders import in_words
 from flowrl.runtime.plan import RECORD
 from flowrl.runtime.scheduler import MAX_ATTEMPTS, Options, Scheduler
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
-
-from flowrl.rows import Key
 from tests.runtime.shapes import Shape
 from tests.runtime.world import Faults, World
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from flowrl.runtime.timeout import TimeLimit
 
 import flowrl as fl
 from flowrl.errors import DeadlineError
 from flowrl.rows import Key
+from flowrl.runtime.timeout import TimeLimit
 
 from .call_cases import declare
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from flowrl.runtime.progress import StageProgress
-from flowrl.runtime.updates import Pass, UpdateRound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.backend import Sum
 from flowrl.graph import UpdateSpec
 from flowrl.rows import Key
+from flowrl.runtime.progress import StageProgress
+from flowrl.runtime.updates import Pass, UpdateRound
 from tests.runtime.shapes import Shape
 
 PLAN = Shape().plan()

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flowrl.runtime import wire
-from flowrl.runtime.blocks import decode_rows, encode_rows
-from flowrl.runtime.tensors import decode_tensors, encode_tensors
-from flowrl.runtime.wire import Flag, Header, Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flowrl.errors import WireError
 from flowrl.rows import Key, Ragged, Rows
+from flowrl.runtime import wire
+from flowrl.runtime.blocks import decode_rows, encode_rows
+from flowrl.runtime.tensors import decode_tensors, encode_tensors
+from flowrl.runtime.wire import Flag, Header, Kind
 
 CHECKOUT = Path(__file__).parents[2]
 CHARACTERS = st.characters(exclude_categories=["Cs"])

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flowrl.runtime import actions, wire, worker
-from flowrl.runtime.events import Failed, Finished, Firing, Produced
-from flowrl.runtime.messages import pack_event, unpack_event
-from flowrl.runtime.worker import describe_error
 
 import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.errors import Location, NodeError, ResultError
 from flowrl.rows import Key, Rows
+from flowrl.runtime import actions, wire, worker
+from flowrl.runtime.events import Failed, Finished, Firing, Produced
+from flowrl.runtime.messages import pack_event, unpack_event
+from flowrl.runtime.worker import describe_error
 
 from .hands import ROWS, Hands, digest, policy
 

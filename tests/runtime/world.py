@@ -11,6 +11,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from flowrl.backend import Sum
+from flowrl.rows import Key
 from flowrl.runtime.events import (
     Block,
     Event,
@@ -30,9 +32,6 @@ from flowrl.runtime.events import (
 from flowrl.runtime.orders import RETRIABLE
 from flowrl.runtime.plan import Plan
 from flowrl.runtime.scheduler import Options, Scheduler
-
-from flowrl.backend import Sum
-from flowrl.rows import Key
 
 
 @dataclass(kw_only=True)
