@@ -43,7 +43,7 @@ Frame = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """What a message is. A number never changes its meaning."""
+    """What a message is. A number never changes its meaning; 9 to 16 are kept for managed edges and chunks."""
 
     HELLO = 1
     WELCOME = 2
@@ -59,7 +59,8 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Where the body lies and how the message is to be taken."""
+    """Where the body lies and how the message is to be taken; 2, 16 and 32 are kept for shared memory, blocks that go on
+    in the next message, and checksums."""
 
     INLINE = 1
     OOB = 4
