@@ -59,8 +59,10 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Where the body lies and how the message is to be taken; 2, 16 and 32 are kept for shared memory, blocks that go on
-    in the next message, and checksums."""
+    """Where the body lies and how the message is to be taken.
+
+    2, 16 and 32 are kept for shared memory, for blocks that go on in the next message, and for checksums.
+    """
 
     INLINE = 1
     OOB = 4
