@@ -14,9 +14,10 @@ from .columns import bind, positional, settings
 from .errors import GraphError, WrongType
 from .expect import expect
 from .graph import Binding, FunctionSpec, Node, Per
+from .location import caller
 from .mesh import Mesh
 from .stream import Advantages, LogProbs, Metrics, Samples, Scores, Stream, Values
-from .trace import caller, tracer
+from .trace import tracer
 
 P = ParamSpec("P")
 R = TypeVar("R")

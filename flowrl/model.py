@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import GraphError, Location, WrongType
+from .location import caller
 from .mesh import Mesh
 
 Head = Literal["lm", "value", "score"]
@@ -71,8 +72,6 @@ class Model:
     at: Location | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        from .trace import caller
-
         object.__setattr__(self, "at", caller())
         if not isinstance(self.source, str) or not self.source:
             raise WrongType("a model's source is not a path or id", found=repr(self.source), wanted="a non-empty str")

@@ -33,12 +33,13 @@ from .graph import (
     RolloutSpec,
     UpdateSpec,
 )
+from .location import caller
 from .loss import TRAINED, Loss
 from .mesh import Mesh
 from .model import Model
 from .sources import Source, open_source
 from .stream import ANY, LogProbs, Prompts, Samples, Scores, Stream, Values
-from .trace import caller, tracer
+from .trace import tracer
 
 RESPONSE_COLUMNS = ("response_ids", "response", "mask", "logprobs", "stop", "versions")
 """What a rollout writes: int32 ids, text, bool mask (1 = trained), float32 log-probs of the sampler, why it ended, and

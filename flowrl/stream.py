@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from .errors import TracedValueError
+from .location import caller
 
 ANY = "*"
 """As a column name: a node whose columns are not known before its data is read may hold any other column."""
@@ -53,8 +54,6 @@ class Stream:
         raise self._not_a_value("a number", "compute with it inside a node function")
 
     def _not_a_value(self, used_as: str, fix: str) -> TracedValueError:
-        from .trace import caller
-
         return TracedValueError(
             f"the output of node '{self.node}' is used as a value ({used_as}) while the graph is traced",
             at=caller(),

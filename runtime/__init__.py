@@ -45,10 +45,10 @@ def run(
     """
     from flowrl.check import check
 
+    from .console import open_console
     from .driver import RunOptions
     from .driver import run as run_checked
     from .registry import describe
-    from .report import open_console
 
     problems = check(graph, describe=lambda model: describe(model.backend, model.source))
     if problems:

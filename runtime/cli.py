@@ -86,8 +86,8 @@ usage: flowrl COMMAND ...
 
 
 def _run(words: list[str]) -> int:
+    from .console import open_console
     from .driver import RunOptions, run
-    from .report import open_console
 
     spec, known, rest = _split("run", words, _RunFlags)
     graph, overrides = _graph(spec, rest, known.config, known.steps)

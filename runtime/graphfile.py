@@ -19,7 +19,8 @@ from typing import Any
 
 from flowrl.errors import ConfigError, FlowrlError, GraphError, did_you_mean, nearest
 from flowrl.graph import Graph
-from flowrl.trace import GraphFunction, locate, location
+from flowrl.location import locate, location
+from flowrl.trace import GraphFunction
 
 MODULE = "__flowrl_graph__"
 """What the user's file is called in `sys.modules`, whatever its own name is."""

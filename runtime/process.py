@@ -23,6 +23,7 @@ from flowrl.graph import Graph
 from .config import apply
 from .endpoint import Control, Data, Endpoint
 from .events import NO_FIRING, Failed, Firing
+from .firing import describe_error, fire
 from .graphfile import load_graph
 from .json_lines import JsonLines
 from .marked import kill_marked
@@ -31,7 +32,7 @@ from .plan import HOST, compile_plan
 from .ranks import place
 from .record import Recorder
 from .registry import load_backend
-from .worker import Content, Worker, describe_error
+from .worker import Content, Worker
 
 SWITCH_S = 0.0005
 """Longest that the firing thread keeps Python from the I/O thread: ten times less than the default, for a block that
@@ -137,7 +138,7 @@ class Process:
                 parts.append(self.worker.block(each.number, each.rows, each.columns))
             else:
                 parts.append(self.arrived.pop((firing.id, index)))
-        for event in self.worker.fire(firing, parts):
+        for event in fire(self.worker, firing, parts):
             self._say(pack_event(event))
 
     def _on_control(self, message: dict[str, Any]) -> bool:

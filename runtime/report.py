@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,16 +132,6 @@ class Console(Protocol):
     def stop(self, summary: Summary | None) -> None:
         """End: give the terminal back and print the end report, if there is one. A second call does nothing."""
         ...
-
-
-def open_console(out: IO[str] | None = None, err: IO[str] | None = None) -> Console:
-    """A live view when `out` is a terminal that can move its cursor, else plain lines."""
-    out, err = out or sys.stdout, err or sys.stderr
-    if out.isatty() and os.environ.get("TERM") not in ("dumb", ""):
-        from .live import LiveView
-
-        return LiveView(out, err)
-    return PlainLines(out, err)
 
 
 class PlainLines:

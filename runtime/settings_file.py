@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from flowrl.errors import ConfigError, Location
-from flowrl.trace import location
+from flowrl.location import location
 
 Path_ = tuple[str, ...]
 """Where a value stands: the keys of the maps around it, and its own."""

@@ -1,32 +1,20 @@
-"""One rank: holds models and blocks, and fires nodes. It knows no sockets: its driver brings inputs and takes events.
-
-`Worker.fire` is a generator: each `Produced` says that rows lie here under a block's number, for `Worker.block` to hand
-out; the last event is `Finished` or `Failed`. A user's exception becomes a `Failed` with its own traceback.
-"""
+"""One rank: its models, its blocks and its readers of prompts. It knows no sockets and no actions."""
 
 from __future__ import annotations
 
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.backend import Backend, BackendFactory, Metrics, Sum
+from flowrl.backend import Backend, BackendFactory
 from flowrl.data import PromptReader
-from flowrl.errors import FlowrlError
 from flowrl.rows import Column, Rows
 
-from .actions import ACTIONS, Emitted
-from .calls import message_of
-from .events import Block, Event, Failed, Finished, Firing, Produced
-from .plain import carried_text
+from .events import Block, Firing
 from .plan import Plan, Pool
 from .ranks import Rank
 from .record import Recorder
 
-MAX_TOLD = 20_000
-"""Characters of an error's parts, its traceback among them: a message that holds a data set helps nobody."""
 Content = Any
 """`Rows`, or a dict of named tensors in a weight sync."""
 
@@ -58,30 +46,6 @@ class Worker:
             model = self.plan.graph.models[name]
             self.models[name] = self.load_backend(model.backend)(model, self.rank, self.device)
 
-    def fire(self, firing: Firing, parts: Sequence[Content]) -> Iterator[Event]:
-        """Execute a firing.
-
-        Args:
-            parts: the content of each of its inputs, in their order.
-        """
-        metrics: Metrics = {}
-        compute_s = 0.0
-        begun = time.perf_counter()
-        try:
-            for emitted in ACTIONS[firing.action](self, firing, parts):
-                if isinstance(emitted, dict):
-                    metrics = emitted
-                    continue
-                compute_s += time.perf_counter() - begun
-                yield self._produced(firing, emitted)
-                begun = time.perf_counter()  # what the driver did meanwhile is not the node's
-        except Exception as error:
-            yield Failed(self.name, firing.id, firing.attempt, describe_error(error))
-            return
-        compute_s += time.perf_counter() - begun
-        sums = {name: Sum(_plain(total), _plain(weight)) for name, (total, weight) in metrics.items()}
-        yield Finished(self.name, firing.id, firing.attempt, sums, compute_s)
-
     def block(self, number: int, rows: Sequence[int] | None, columns: Sequence[str]) -> Content:
         """Part of a block that lies here; tensors are given whole."""
         content = self.blocks[number]
@@ -111,46 +75,13 @@ class Worker:
         assert model is not None
         return self.models[model.name]
 
-    def _produced(self, firing: Firing, emitted: Emitted) -> Produced:
-        block = None
-        if emitted.content is not None:
-            self._next_block += 1
-            self.makers[self._next_block] = firing.node
-            self.blocks[self._next_block] = emitted.content
-            block = _describe_block(self.name, self._next_block, emitted)
-        return Produced(self.name, firing.id, firing.attempt, block, emitted.dropped)
-
-
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as plain values: its type, message, the parts of a `FlowrlError`, and a traceback.
-
-    That of a `NodeError` is the one it brings along: a user's own, without our frames.
-    """
-    told: dict[str, Any] = {
-        "type": type(error).__name__,
-        "problem": f"{type(error).__name__}: {message_of(error)}",
-        "at": None,
-        "found": None,
-        "wanted": None,
-        "fix": None,
-        "traceback": getattr(error, "traceback", "") or "".join(traceback.format_exception(error)).rstrip(),
-        "ours": isinstance(error, FlowrlError),
-    }
-    if isinstance(error, FlowrlError):
-        parts = {"at": error.at, "found": error.found, "wanted": error.wanted, "fix": error.fix}
-        told |= {name: None if value is None else str(value) for name, value in parts.items()}
-        told["problem"] = error.problem
-    return {name: carried_text(value, MAX_TOLD) if isinstance(value, str) else value for name, value in told.items()}
-
-
-def _describe_block(worker: str, number: int, emitted: Emitted) -> Block:
-    content = emitted.content
-    if isinstance(content, Rows):
-        keys, columns = tuple(content.keys), tuple(content.columns)
-        return Block(worker, number, keys, columns, content.num_bytes, emitted.lengths)
-    return Block(worker, number, (), (), sum(tensor.numel() * tensor.element_size() for tensor in content.values()))
-
-
-def _plain(number: Any) -> int | float:
-    """A number as a message carries it; numpy's and torch's become Python's."""
-    return number if type(number) in (int, float) else float(number)
+    def keep(self, node: str, content: Content, lengths: tuple[int, ...] | None) -> Block:
+        """Hold what a node made, under a number that no block had before."""
+        self._next_block += 1
+        self.makers[self._next_block] = node
+        self.blocks[self._next_block] = content
+        if isinstance(content, Rows):
+            keys, columns = tuple(content.keys), tuple(content.columns)
+            return Block(self.name, self._next_block, keys, columns, content.num_bytes, lengths)
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in content.values())
+        return Block(self.name, self._next_block, (), (), num_bytes)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from flowrl.errors import MeshError
 
 from ..events import Event, Fire, Firing, Free, Joined, Send
+from ..firing import fire
 from ..json_lines import JsonLines
 from ..plan import HOST
 from ..ranks import place
@@ -82,7 +83,7 @@ class InlineLauncher:
         if self._running is None and self._queue:
             command = self._queue.popleft()
             worker = self._workers[command.worker]
-            self._running = worker.fire(command.firing, self._parts(command.firing))
+            self._running = fire(worker, command.firing, self._parts(command.firing))
         if self._running is None:
             return []
         event = next(self._running, None)

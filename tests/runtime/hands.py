@@ -11,6 +11,7 @@ import flowrl as fl
 from flowrl.graph import Graph
 from flowrl.rows import Key, Rows
 from flowrl.runtime.events import Block, Event, Failed, Finished, Firing, Input, Produced
+from flowrl.runtime.firing import fire
 from flowrl.runtime.plan import HOST, compile_plan
 from flowrl.runtime.ranks import place
 from flowrl.runtime.record import Recorder
@@ -60,7 +61,7 @@ class Hands:
     def drive(self, worker: Worker, firing: Firing) -> Event:
         """Let a worker execute a firing."""
         found = [self.workers[i.worker].block(i.number, i.rows, i.columns) for i in firing.inputs]
-        self.events = list(worker.fire(firing, found))
+        self.events = list(fire(worker, firing, found))
         for event in self.events:
             if isinstance(event, Produced) and event.block is not None:
                 self.blocks.setdefault(firing.node, []).append(event.block)

@@ -15,6 +15,7 @@ from flowrl.backend import Response, Sum
 from flowrl.rows import Key, Rows
 from flowrl.runtime import actions
 from flowrl.runtime.events import Block, Firing, Produced
+from flowrl.runtime.firing import fire
 
 from .hands import ROWS, Hands, digest, policy
 
@@ -335,7 +336,7 @@ def test_weights_travel_as_a_copy_and_arrive() -> None:
     assert all(tensor.data_ptr() != live[key].data_ptr() for key, tensor in sent.items())
     changed = {key: tensor + 1 for key, tensor in sent.items()}
     firing = Firing(9, "x", "import", -1, 1, (), (), 1, {"model": name})
-    list(replica.fire(firing, [changed]))
+    list(fire(replica, firing, [changed]))
     assert replica.models[name].version == 1
     assert all(torch.equal(tensor, changed[key]) for key, tensor in replica.models[name].export_weights())
 

@@ -9,6 +9,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.graph import Graph
+from flowrl.runtime.console import open_console
 from flowrl.runtime.report import (
     EdgeStatus,
     MeshStatus,
@@ -17,7 +18,6 @@ from flowrl.runtime.report import (
     duration,
     end_report,
     number,
-    open_console,
     step_line,
 )
 
@@ -292,7 +292,7 @@ def test_a_terminal_that_goes_away_ends_the_view_and_not_the_run():
 
 def test_plain_lines_do_without_rich():
     code = (
-        "import sys, flowrl.runtime.report as r; r.open_console().step({'step': 1});"
+        "import sys, flowrl.runtime.console as r; r.open_console().step({'step': 1});"
         "assert not {'rich', 'torch', 'networkx'} & set(sys.modules)"
     )
     root = Path(fl.__file__).parent.parent

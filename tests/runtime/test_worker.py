@@ -12,10 +12,10 @@ import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.errors import Location, NodeError, ResultError
 from flowrl.rows import Key, Rows
-from flowrl.runtime import actions, wire, worker
+from flowrl.runtime import actions, wire
 from flowrl.runtime.events import Failed, Finished, Firing, Produced
+from flowrl.runtime.firing import describe_error, fire
 from flowrl.runtime.messages import pack_event, unpack_event
-from flowrl.runtime.worker import describe_error
 
 from .hands import ROWS, Hands, digest, policy
 
@@ -153,9 +153,9 @@ def test_what_the_driver_does_between_blocks_is_not_the_nodes_time(monkeypatch: 
         yield actions.Emitted(None, {Key(0, 1): "why"})
         yield {}
 
-    monkeypatch.setitem(worker.ACTIONS, "prompts", two)
+    monkeypatch.setitem(actions.ACTIONS, "prompts", two)
     events = []
-    for event in Hands(small()).workers["host"].fire(Firing(1, "prompts", "prompts", 0, 1, ()), []):
+    for event in fire(Hands(small()).workers["host"], Firing(1, "prompts", "prompts", 0, 1, ()), []):
         events.append(event)
         time.sleep(0.05)
     first, second, last = events
