@@ -19,6 +19,7 @@ from typing import Any
 
 from flowrl.errors import RunError
 from flowrl.graph import Graph
+from flowrl.location import location
 
 from .config import apply
 from .endpoint import Control, Data, Endpoint
@@ -34,6 +35,8 @@ from .record import Recorder
 from .registry import load_backend
 from .worker import Content, Worker
 
+MODULE = "flowrl.runtime.process"
+"""What a worker's command line names."""
 SWITCH_S = 0.0005
 """Longest that the firing thread keeps Python from the I/O thread: ten times less than the default, for a block that
 waits to be sent holds up a whole mesh."""
@@ -46,6 +49,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     sys.setswitchinterval(SWITCH_S)
     spec = json.loads(sys.stdin.buffer.readline())
+    _no_terminal()
     threading.Thread(target=_die_with_parent, args=(spec["sockets"],), daemon=True).start()
     process = Process(spec)
     try:
@@ -224,12 +228,29 @@ def _join_group(rank: int, world_size: int, device: str, store: Path) -> None:
     )
 
 
+def _no_terminal() -> None:
+    """Nobody can type into a worker: what would wait for a line says so at once."""
+    sys.stdin = open(os.devnull)  # noqa: SIM115 (open as long as the process; `sys.__stdin__` keeps the pipe open)
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _refuse_breakpoint
+
+
+def _refuse_breakpoint(*_: object, **__: object) -> None:
+    frame = sys._getframe(1)
+    raise RunError(
+        "breakpoint() in a worker process, which has no terminal",
+        at=location(frame.f_code.co_filename, frame.f_lineno),
+        wanted="a run in one process, or PYTHONBREAKPOINT naming a debugger that is reached from elsewhere",
+        fix="--launcher inline",
+    )
+
+
 def _die_with_parent(sockets: str) -> None:
     """Wait for the end of stdin: the parent is gone, however it ended. Then nothing of the run stays."""
     while os.read(0, 1):  # not sys.stdin: this thread would hold its lock, and Python aborts at exit when it is held
         pass
     shutil.rmtree(sockets, ignore_errors=True)
-    kill_marked(sockets)
+    kill_marked(sockets, sparing=MODULE)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

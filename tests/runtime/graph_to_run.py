@@ -16,6 +16,8 @@ def digits(response: str, target: str, extra: object = None, *, trouble: str = "
     if trouble and (not at or Path(at).exists()):
         if trouble == "raise":
             raise ValueError("the sandbox is gone")
+        if trouble == "breakpoint":
+            breakpoint()
         if trouble == "exit":
             os._exit(3)
         if trouble == "kill":

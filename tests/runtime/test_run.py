@@ -248,6 +248,14 @@ def test_the_inline_launcher_refuses_several_ranks_and_says_what_to_do(
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_breakpoint_in_a_worker_says_how_to_reach_it(tmp_path: Path) -> None:
+    done = flowrl(tmp_path, "--trouble", "breakpoint")
+    assert done.returncode == 1
+    assert "breakpoint() in a worker process, which has no terminal" in done.stderr
+    assert "fix:    --launcher inline" in done.stderr
+    assert "graph_to_run.py:" in done.stderr
+
+
 @pytest.mark.parametrize("launcher", ["inline", "local"])
 def test_an_exception_in_a_reward_ends_the_run_with_its_own_traceback(tmp_path: Path, launcher: str) -> None:
     done = flowrl(tmp_path, "--trouble", "raise", "--launcher", launcher)
