@@ -131,5 +131,5 @@ def _unknown(name: str, streams: Sequence[Stream], node: str, at: Location) -> U
         node=node,
         found=f"columns {', '.join(visible)}" if visible else "no stream",
         wanted=f"a column '{name}'",
-        fix=did_you_mean(name, visible) or f"pass the handle of the node that writes '{name}'",
+        fix=did_you_mean(name, visible) or f"pass the handle that has '{name}', or any as {name}=...",
     )

@@ -27,7 +27,7 @@ def expect(handle: object, kind: type[Stream], *, node: str, parameter: str, at:
             node=node,
             found=repr(handle),
             wanted=f"a handle of type {kind.__name__}",
-            fix="check the order of the arguments"
+            fix=f"the {kind.__name__.lower()} go first: {node}({kind.__name__.lower()}, ...)"
             if isinstance(handle, Stream)
             else "pass the handle that a node returned; settings go by keyword",
         )

@@ -7,6 +7,7 @@ values it runs. Positional parameters are columns, keyword-only parameters are s
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -14,7 +15,7 @@ from .columns import bind, positional, settings
 from .errors import GraphError, WrongType
 from .expect import expect
 from .graph import Binding, FunctionSpec, Node, Per
-from .location import caller
+from .location import caller, location
 from .mesh import Mesh
 from .stream import Advantages, LogProbs, Metrics, Samples, Scores, Stream, Values
 from .trace import tracer
@@ -39,6 +40,15 @@ class NodeFunction(Generic[P, R, S]):
     def __init__(
         self, function: Callable[P, R], handle: type[S], outputs: tuple[str, ...], per: Per, options: Mapping[str, Any]
     ) -> None:
+        if inspect.iscoroutinefunction(function):
+            code = function.__code__
+            raise WrongType(
+                f"'{function.__name__}' is an async function, and a node is called and waited for",
+                at=location(code.co_filename, code.co_firstlineno),
+                found=f"async def {function.__name__}",
+                wanted="def",
+                fix="def, with asyncio.run(...) inside; per='batch' gets all rows of a step in one call",
+            )
         self.function = function
         self.handle = handle
         self.outputs = outputs
