@@ -41,6 +41,8 @@ class PromptSettings:
     """Of the order."""
     column: str = "prompt"
     """Holds the prompt, text or chat messages; without a column ``prompt``, ``messages`` or ``prompt_ids`` is taken."""
+    chat: bool = False
+    """A text is the message of a user and goes through the chat template; False takes it as it is."""
     required: tuple[str, ...] = ()
     """Columns that the graph reads, and that so must hold a value in every row."""
     max_prompt_tokens: int | None = None
@@ -176,7 +178,8 @@ class PromptReader:
                 wanted = "text, or a list of messages with 'role' and 'content'"
                 raise DataError(f"{place}: column {self._column!r} is no prompt", found=repr(value)[:80], wanted=wanted)
             try:
-                ids = self.tokenizer.encode(value)
+                said = [{"role": "user", "content": value}] if self.settings.chat and isinstance(value, str) else value
+                ids = self.tokenizer.encode(said)
             except Exception as error:
                 raise DataError(f"{place}: the prompt cannot be tokenized: {type(error).__name__}: {error}") from error
         if len(ids) == 0:

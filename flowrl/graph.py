@@ -51,6 +51,8 @@ class PromptsSpec:
     seed: int
     column: str
     """Data set column that holds the prompt: text, or a list of chat messages."""
+    chat: bool = False
+    """A text is what a user says: it goes through the chat template."""
     max_prompt_tokens: int | None
     on_too_long: Literal["error", "drop", "left"]
     on_missing: Literal["error", "drop"]

@@ -55,6 +55,7 @@ def prompts(
     shuffle: bool = True,
     seed: int = 0,
     column: str = "prompt",
+    chat: bool = False,
     max_prompt_tokens: int | None = None,
     on_too_long: Literal["error", "drop", "left"] = "error",
     on_missing: Literal["error", "drop"] = "error",
@@ -71,6 +72,7 @@ def prompts(
         shuffle: a new order each epoch, a function of `seed` and the epoch.
         seed: of the order.
         column: holds the prompt: text, or a list of chat messages for the chat template.
+        chat: a text is what a user says, for the chat template too: what a model tuned to instructions expects.
         max_prompt_tokens: longest prompt.
         on_too_long: a longer one is an error, is dropped and counted, or keeps its last tokens (``"left"``).
         on_missing: a row without a value that the graph reads is an error, or is dropped and counted.
@@ -92,6 +94,7 @@ def prompts(
         shuffle=shuffle,
         seed=seed,
         column=column,
+        chat=chat,
         max_prompt_tokens=max_prompt_tokens,
         on_too_long=on_too_long,
         on_missing=on_missing,

@@ -1,6 +1,6 @@
 """GRPO on a model and a data set of your own, with a numeric answer to match.
 
-    flowrl run grpo.py --model path/to/SmolLM2-135M-Instruct --data gsm8k/train.jsonl --column question \\
+    flowrl run grpo.py --model path/to/SmolLM2-135M-Instruct --data gsm8k/train.jsonl --column question --chat \\
         --max-new-tokens 256 --lr 1e-6 --kl 0.001
 
 `model` is a Hugging Face directory or hub id; `data` a .jsonl or .parquet file whose column `answer` ends with the
@@ -22,6 +22,7 @@ def grpo(
     model: str = "builtin:reverse_digits",
     data: str = "builtin:reverse_digits",
     column: str = "prompt",
+    chat: bool = False,
     prompts_per_step: int = 8,
     samples_per_prompt: int = 8,
     max_prompt_tokens: int | None = None,
@@ -40,7 +41,13 @@ def grpo(
     """Group-relative policy optimisation (GRPO; Shao et al. 2024, arXiv:2402.03300), optionally held near its start."""
     policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr), dtype=dtype)
     prompts = fl.prompts(
-        data, batch=prompts_per_step, column=column, seed=seed, max_prompt_tokens=max_prompt_tokens, on_too_long="drop"
+        data,
+        batch=prompts_per_step,
+        column=column,
+        chat=chat,
+        seed=seed,
+        max_prompt_tokens=max_prompt_tokens,
+        on_too_long="drop",
     )
     samples = fl.rollout(
         policy,

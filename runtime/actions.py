@@ -292,6 +292,7 @@ def _reader(worker: Worker, node: str) -> PromptReader:
             shuffle=spec.shuffle,
             seed=spec.seed,
             column=spec.column,
+            chat=spec.chat,
             required=tuple(sorted(read)),
             max_prompt_tokens=spec.max_prompt_tokens,
             on_too_long=spec.on_too_long,

@@ -122,7 +122,9 @@ class _Run:
         self.folder = folder
         self.graph = graph
         self.steps = 0
-        self._begun = self._last = time.monotonic()
+        self._begun = time.monotonic()
+        self._last: float | None = None
+        """When the step at hand began."""
         self._shown = self._looked = self._begun
         self._clock_s = 0.0
         """Seconds that this process was there to hear from workers: not those in which it was stopped."""
@@ -181,6 +183,8 @@ class _Run:
         told: list[Command] = []
         for command in commands:
             if isinstance(command, (Fire, Send, Free)):
+                if self._last is None:
+                    self._last = time.monotonic()  # the first step begins when all have joined
                 self.launcher.send(command)
             else:
                 told.append(command)
@@ -198,7 +202,7 @@ class _Run:
 
     def _step_done(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()
-        seconds, self._last = now - self._last, now
+        seconds, self._last = now - (self._last or self._begun), now
         self.steps += 1
         if (reward := metrics.get("reward")) is not None:
             at_first, average = self._reward or (reward, reward)

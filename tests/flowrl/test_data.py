@@ -534,6 +534,9 @@ def test_messages_templated_text_and_ids_give_the_same_ids_with_one_begin_token(
         {"prompt": "123>"},
         {"prompt_ids": [BOS, 4, 5, 6, 45]},
     ]
+    asked = PromptReader([{"prompt": "123"}], tokenizers.HFTokenizer(folder), PromptSettings(batch=1, chat=True))
+    [said] = asked.read(0)["prompt_ids"]  # type: ignore[index]
+    assert said.tolist() == [BOS, 4, 5, 6, 45]
     step = PromptReader(rows, tokenizers.HFTokenizer(folder), PromptSettings(batch=4)).read(0)
     assert step is not None
     assert [ids.tolist() for ids in step["prompt_ids"]] == [[BOS, 4, 5, 6, 45]] * 4
