@@ -1,4 +1,4 @@
-"""A real backend of one millisecond a step, for tests of runtimes and for users' tests of graphs.
+"""A real backend on two small tables, for tests of runtimes and for users' tests of graphs.
 
 The model adds two tables: the logits of the next token are ``last[token] + before[token before that]``, over bytes. It
 honours the whole contract of `flowrl.backend` with the code that the real backends run; only the network is small. It

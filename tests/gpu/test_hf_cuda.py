@@ -28,7 +28,7 @@ ALPHABET = "_^$0123456789abcdefghijklmnopqrstuvwxyz>"
 LENGTHS = (3, 11, 7, 20)
 ONE_RANK = SimpleNamespace(rank=0, world_size=1, dp_rank=0, dp_size=1)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
-"""Of a log-prob, in nats, between two ways to compute it (measured on an H200: see `test_the_trainer_...`)."""
+"""Of a log-prob, in nats, between two ways to compute it: bounds that hold on an H200, not what was measured there."""
 
 
 @loss
