@@ -54,6 +54,11 @@ def bind(
     return tuple(bindings)
 
 
+def parameter(name: str) -> inspect.Parameter:
+    """A parameter of that name, for a node that has no function."""
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a function that are columns."""
     parameters = inspect.signature(function).parameters.values()

@@ -1,0 +1,32 @@
+"""Loss functions: plain torch on [rows, tokens], one number a token.
+
+Each is called on tensors, or on settings alone to declare a `flowrl.Loss`::
+
+    losses.ppo_clip(clip_low=0.2, clip_high=0.28) - 0.005 * losses.entropy() + 0.01 * losses.kl(estimator="k3")
+
+Masking and aggregation are not here: `Loss.total` replaces masked positions before a function sees them, and
+`Loss.denominator` divides once. A function that looks along a row (GSPO, GMPO) names ``mask``. Only columns of the
+model that is trained carry a gradient.
+"""
+
+from .policy import cispo, dro, gmpo, gspo, policy_gradient, ppo_clip, sapo
+from .regularizers import entropy, kl
+from .supervised import sft
+from .trust_region import dppo_kl, dppo_tv
+from .value import value_clip
+
+__all__ = [
+    "cispo",
+    "dppo_kl",
+    "dppo_tv",
+    "dro",
+    "entropy",
+    "gmpo",
+    "gspo",
+    "kl",
+    "policy_gradient",
+    "ppo_clip",
+    "sapo",
+    "sft",
+    "value_clip",
+]

@@ -1,0 +1,10 @@
+"""The built-in nodes, one file a kind."""
+
+from .data import prompts
+from .evaluation import evaluate
+from .forward import logprobs, score, values
+from .sampling import rollout
+from .selection import filter
+from .training import update
+
+__all__ = ["evaluate", "filter", "logprobs", "prompts", "rollout", "score", "update", "values"]

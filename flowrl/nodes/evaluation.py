@@ -1,0 +1,84 @@
+"""Evaluate: one pinned version on held-out prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..backend import Sampling
+from ..columns import bind, positional, settings
+from ..expect import expect, expect_counts, expect_model, expect_sampling, wrong
+from ..functions import NodeFunction
+from ..graph import Binding, EvaluateSpec, Node, RolloutSpec
+from ..location import caller
+from ..model import Model
+from ..stream import Prompts, Scores
+from ..trace import tracer
+from .sampling import RESPONSE_COLUMNS
+
+
+def evaluate(
+    model: Model,
+    prompts: Prompts,
+    score: NodeFunction[Any, Any, Scores],
+    *,
+    every: int,
+    n: int = 1,
+    temperature: float = 0.0,
+    max_new_tokens: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Score one pinned version on held-out prompts: all rows of `prompts`' first batch, each `every` versions.
+
+    Args:
+        score: a reward function (called for each response on the model's mesh).
+        every: versions between two evaluations; version 0 is evaluated too.
+        temperature: 0 is greedy.
+        max_new_tokens: None takes the longest of the model's rollouts that are declared before.
+    """
+    at = caller()
+    label = name or "evaluate"
+    expect_model(model, label, at)
+    expect(prompts, Prompts, node=label, parameter="prompts", at=at)
+    if not isinstance(score, NodeFunction) or score.handle is not Scores:
+        fix = "pass the function itself, not what calling it gives"
+        raise wrong(label, at, "score is no reward function", score, "a function under @fl.reward", fix)
+    if score.per != "row":
+        fix = "score the responses of an evaluation one by one"
+        raise wrong(label, at, "score sees several rows", f"per={score.per!r}", "per='row'", fix)
+    given = settings(score.function, {}, node=label, at=at)
+    expect_counts(label, at, every=every)
+    active = tracer()
+    lengths = [
+        node.spec.sampling.max_new_tokens for node in active.nodes.values()
+        if isinstance(node.spec, RolloutSpec) and node.model is model
+    ]  # fmt: skip
+    length = max(lengths, default=None) if max_new_tokens is None else max_new_tokens
+    if length is None:
+        found = f"no rollout of model '{model.name}' before this line"
+        raise wrong(label, at, "max_new_tokens is not known", found, "max_new_tokens=N", "give max_new_tokens=")
+    expect_sampling(label, at, n=n, max_new_tokens=length, temperature=temperature, top_p=1.0)
+    made = dict.fromkeys(RESPONSE_COLUMNS)
+    own = [parameter for parameter in positional(score.function) if parameter.name not in made]
+    active.add(
+        lambda final: Node(
+            name=final,
+            spec=EvaluateSpec(
+                score=score.spec(given),
+                every=every,
+                sampling=Sampling(n=n, max_new_tokens=length, temperature=float(temperature)),
+            ),
+            per="batch",
+            bindings=(
+                Binding("prompt_ids", prompts.columns["prompt_ids"], "prompt_ids"),
+                *(b for b in bind(own, (prompts,), {}, node=final, at=at) if b.parameter != "prompt_ids"),
+            ),
+            gates=prompts.gates,
+            outputs=(),
+            at=at,
+            model=model,
+            mesh=model.mesh,
+        ),
+        name=name,
+        default="evaluate",
+    )
+    active.read_by(prompts.columns["prompt_ids"], model)

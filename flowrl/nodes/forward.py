@@ -1,0 +1,76 @@
+"""Forward passes without a gradient: log-probs, values and scores of samples."""
+
+from __future__ import annotations
+
+from ..backend import HEAD_OF, Output
+from ..columns import bind, parameter
+from ..errors import ProvenanceError
+from ..expect import expect, expect_head, expect_model
+from ..graph import ForwardSpec, Node
+from ..location import caller
+from ..model import Model
+from ..stream import LogProbs, Samples, Scores, Values
+from ..trace import tracer
+from .sampling import temperature_of
+
+
+def logprobs(model: Model, samples: Samples, *, temperature: float | None = None, name: str | None = None) -> LogProbs:
+    """Log-probs of the response tokens under `model`: ``ref_logprobs`` of a frozen model, else ``old_logprobs``.
+
+    Args:
+        temperature: divides the logits; None takes the rollout's, so that ratios and KL compare like with like.
+    """
+    column = "old_logprobs" if model.optimizer else "ref_logprobs"
+    return LogProbs(*_forward("logprobs", model, samples, "logprobs", column, temperature, name))
+
+
+def values(model: Model, samples: Samples, *, name: str | None = None) -> Values:
+    """A value for each response token, of a model with ``head="value"``."""
+    return Values(*_forward("values", model, samples, "values", "values", 1.0, name))
+
+
+def score(model: Model, samples: Samples, *, name: str | None = None) -> Scores:
+    """A score for each response, of a reward model (``head="score"``)."""
+    return Scores(*_forward("score", model, samples, "scores", "scores", 1.0, name))
+
+
+def _forward(
+    default: str,
+    model: Model,
+    samples: Samples,
+    output: Output,
+    column: str,
+    temperature: float | None,
+    name: str | None,
+) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    at = caller()
+    label = name or default
+    expect_model(model, label, at)
+    expect(samples, Samples, node=label, parameter="samples", at=at)
+    sampled_at = temperature_of(samples, label, at)
+    if output == "logprobs" and temperature is not None and temperature != sampled_at:
+        raise ProvenanceError(
+            f"node '{label}' takes log-probs at another temperature than the samples were drawn at",
+            at=at,
+            node=label,
+            found=f"temperature={temperature}",
+            wanted=f"temperature={sampled_at}, as rollout '{samples.columns['logprobs']}'",
+            fix="leave temperature= out",
+        )
+    expect_head(model, HEAD_OF[output], label, at)
+    node = tracer().add(
+        lambda final: Node(
+            name=final,
+            spec=ForwardSpec(output=output, temperature=sampled_at if output == "logprobs" else 1.0),
+            per="row",
+            bindings=bind([parameter("prompt_ids"), parameter("response_ids")], (samples,), {}, node=final, at=at),
+            gates=samples.gates,
+            outputs=(column,),
+            at=at,
+            model=model,
+            mesh=model.mesh,
+        ),
+        name=name,
+        default=default,
+    )
+    return node.name, {column: node.name}, node.gates

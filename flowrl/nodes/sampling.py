@@ -1,0 +1,89 @@
+"""Rollout: responses that a model samples."""
+
+from __future__ import annotations
+
+from ..backend import Sampling
+from ..errors import Location
+from ..expect import expect, expect_counts, expect_mesh, expect_model, expect_sampling
+from ..graph import Binding, Node, RolloutSpec
+from ..location import caller
+from ..mesh import Mesh
+from ..model import Model
+from ..stream import Prompts, Samples
+from ..trace import tracer
+
+RESPONSE_COLUMNS = ("response_ids", "response", "mask", "logprobs", "stop", "versions")
+"""What a rollout writes: int32 ids, text, bool mask (1 = trained), float32 log-probs of the sampler, why it ended, and
+the policy version of each token."""
+
+
+def rollout(
+    model: Model,
+    prompts: Prompts,
+    *,
+    n: int = 1,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    stop: tuple[str, ...] = (),
+    ignore_eos: bool = False,
+    staleness: int = 0,
+    mesh: Mesh | None = None,
+    name: str | None = None,
+) -> Samples:
+    """Sample `n` responses to each prompt.
+
+    Args:
+        model: the policy.
+        prompts: what it answers.
+        n: responses to a prompt; together they are a group.
+        max_new_tokens: longest response.
+        temperature: divides the logits; the trainer divides by the same, so that the ratio on unchanged weights is 1.
+        top_p, top_k: keep only likely tokens. Log-probs stay those of the full vocabulary.
+        stop: strings that end a response.
+        ignore_eos: sample to `max_new_tokens` always.
+        staleness: how many versions behind the trainer a response may start; 0 is on-policy.
+        mesh: its own ranks, which hold a replica of the weights; None shares the model's.
+    """
+    at = caller()
+    label = name or "rollout"
+    expect_model(model, label, at)
+    expect(prompts, Prompts, node=label, parameter="prompts", at=at)
+    expect_sampling(label, at, n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+    expect_counts(label, at, least=0, top_k=top_k, staleness=staleness)
+    expect_mesh(mesh, label, at)
+    sampling = Sampling(
+        n=n,
+        max_new_tokens=max_new_tokens,
+        temperature=float(temperature),
+        top_p=float(top_p),
+        top_k=top_k,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        ignore_eos=ignore_eos,
+    )
+    active = tracer()
+    node = active.add(
+        lambda final: Node(
+            name=final,
+            spec=RolloutSpec(sampling=sampling, staleness=staleness),
+            per="row",
+            bindings=(Binding("prompt_ids", prompts.columns["prompt_ids"], "prompt_ids"),),
+            gates=prompts.gates,
+            outputs=RESPONSE_COLUMNS,
+            at=at,
+            model=model,
+            mesh=mesh or model.mesh,
+        ),
+        name=name,
+        default="rollout",
+    )
+    active.read_by(prompts.columns["prompt_ids"], model)
+    return Samples(node.name, {**prompts.columns, **dict.fromkeys(RESPONSE_COLUMNS, node.name)}, prompts.gates)
+
+
+def temperature_of(samples: Samples, node: str, at: Location) -> float:
+    """The temperature that the samples' rollout draws at."""
+    spec = tracer().nodes[samples.columns["response_ids"]].spec
+    assert isinstance(spec, RolloutSpec), f"'{node}' at {at} reads samples that no rollout made"
+    return spec.sampling.temperature or 1.0

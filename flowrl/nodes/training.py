@@ -1,0 +1,93 @@
+"""Update: what trains a model and publishes its next version."""
+
+from __future__ import annotations
+
+from ..columns import bind, parameter
+from ..errors import UnknownName, did_you_mean
+from ..expect import expect, expect_counts, expect_counts_or_none, expect_loss, expect_model, expect_optimizer
+from ..functions import gates_of
+from ..graph import Node, UpdateSpec
+from ..location import caller
+from ..loss import TRAINED, Loss
+from ..model import Model
+from ..stream import Samples, Stream
+from ..trace import tracer
+from .sampling import temperature_of
+
+BEFORE = {"old_logprobs": "logprobs", "old_values": "values"}
+"""What a loss calls a column that the trained model writes again, and the column of a stream that it means."""
+
+
+def update(
+    model: Model,
+    samples: Samples,
+    *streams: Stream,
+    loss: Loss,
+    batch: int | None = None,
+    minibatches: int = 1,
+    epochs: int = 1,
+    max_tokens: int | None = None,
+    clip_grad: float | None = 1.0,
+    name: str | None = None,
+    **named: Stream,
+) -> None:
+    """Train `model` on samples and publish its next version.
+
+    Args:
+        model: needs an optimizer.
+        samples: rows with ``prompt_ids``, ``response_ids`` and ``mask``.
+        *streams: more columns that the loss reads.
+        loss: what is minimised.
+        batch: prompts that one version consumes, a multiple of a step's; None is one step's.
+        minibatches: optimizer steps over the batch; it is split between prompts, in order of their keys.
+        epochs: passes over the batch.
+        max_tokens: most padded tokens in one forward and backward pass.
+        clip_grad: largest global gradient norm; None does not clip.
+        **named: a handle for one column of the loss, by name.
+    """
+    at = caller()
+    label = name or "update"
+    expect_model(model, label, at)
+    expect(samples, Samples, node=label, parameter="samples", at=at)
+    for stream in (*streams, *named.values()):
+        expect(stream, Stream, node=label, parameter="input", at=at)
+    expect_optimizer(model, label, at)
+    expect_loss(loss, label, at)
+    expect_counts(label, at, minibatches=minibatches, epochs=epochs)
+    expect_counts_or_none(label, at, batch=batch, max_tokens=max_tokens)
+    wanted = dict.fromkeys(("prompt_ids", "response_ids", "mask", "old_logprobs", *loss.reads))
+    unknown = [key for key in named if key not in wanted]
+    if unknown:
+        raise UnknownName(
+            f"node '{label}' has no input '{unknown[0]}'",
+            at=at,
+            node=label,
+            found=f"{unknown[0]}=",
+            wanted=", ".join(wanted),
+            fix=did_you_mean(unknown[0], wanted) or "name a column that the loss reads",
+        )
+    columns = [parameter(column) for column in wanted if column not in TRAINED]
+    active = tracer()
+    active.add(
+        lambda final: Node(
+            name=final,
+            spec=UpdateSpec(
+                loss=loss,
+                batch=batch,
+                minibatches=minibatches,
+                epochs=epochs,
+                max_tokens=max_tokens,
+                clip_grad=clip_grad,
+                temperature=temperature_of(samples, final, at),
+            ),
+            per="row",
+            bindings=bind(columns, (samples, *streams), named, node=final, at=at, aliases=BEFORE),
+            gates=gates_of([samples, *streams, *named.values()]),
+            outputs=(),
+            at=at,
+            model=model,
+            mesh=model.mesh,
+        ),
+        name=name,
+        default="update",
+    )
