@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..kl import LOG_RATIO_LIMIT
-from ..loss import EMPTY, loss
+from flowrl.kl import LOG_RATIO_LIMIT
+from flowrl.loss import EMPTY, loss
+
 from .ratios import Metrics, check_clip, ratio_metrics, ratio_of, row_mean
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
-    from .._lazy import lazy
+    from flowrl._lazy import lazy
 
     torch = lazy("torch")
 

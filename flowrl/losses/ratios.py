@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..kl import LOG_RATIO_LIMIT
+from flowrl.kl import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
-    from .._lazy import lazy
+    from flowrl._lazy import lazy
 
     torch = lazy("torch")
 
@@ -29,9 +29,11 @@ def row_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def ratio_metrics(ratio: Tensor, clipped: Tensor) -> Metrics:
+    """Share of tokens whose gradient was cut off, and the ratio [rows, tokens]."""
     return {"clip_fraction": clipped.to(ratio.dtype), "ratio": ratio.detach()}
 
 
 def check_clip(low: float, high: float) -> None:
+    """Raise ValueError for a negative clip range."""
     if low < 0 or high < 0:
         raise ValueError(f"a clip range is not negative; found clip_low={low}, clip_high={high}")

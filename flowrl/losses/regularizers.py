@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..kl import Estimator, estimate
-from ..loss import loss
+from flowrl.kl import Estimator, estimate
+from flowrl.loss import loss
+
 from .ratios import Metrics
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..loss import loss
+from flowrl.loss import loss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..loss import loss
+from flowrl.loss import loss
+
 from .ratios import Metrics, check_clip
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
-    from .._lazy import lazy
+    from flowrl._lazy import lazy
 
     torch = lazy("torch")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..errors import FlowrlError
-from ..expect import expect_counts, expect_counts_or_none, expect_policy
-from ..graph import Node, PromptsSpec
-from ..location import caller
-from ..sources import Source, open_source
-from ..stream import ANY, Prompts
-from ..trace import tracer
+from flowrl.errors import FlowrlError
+from flowrl.expect import expect_counts, expect_counts_or_none, expect_policy
+from flowrl.graph import Node, PromptsSpec
+from flowrl.location import caller
+from flowrl.sources import Source, open_source
+from flowrl.stream import ANY, Prompts
+from flowrl.trace import tracer
 
 
 def prompts(

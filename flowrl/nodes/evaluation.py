@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..backend import Sampling
-from ..columns import bind, positional, settings
-from ..expect import expect, expect_counts, expect_model, expect_sampling, wrong
-from ..functions import NodeFunction
-from ..graph import Binding, EvaluateSpec, Node, RolloutSpec
-from ..location import caller
-from ..model import Model
-from ..stream import Prompts, Scores
-from ..trace import tracer
+from flowrl.backend import Sampling
+from flowrl.columns import bind, positional, settings
+from flowrl.expect import expect, expect_counts, expect_model, expect_sampling, wrong
+from flowrl.functions import NodeFunction
+from flowrl.graph import Binding, EvaluateSpec, Node, RolloutSpec
+from flowrl.location import caller
+from flowrl.model import Model
+from flowrl.stream import Prompts, Scores
+from flowrl.trace import tracer
+
 from .sampling import RESPONSE_COLUMNS
 
 

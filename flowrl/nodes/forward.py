@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ..backend import HEAD_OF, Output
-from ..columns import bind, parameter
-from ..errors import ProvenanceError
-from ..expect import expect, expect_head, expect_model
-from ..graph import ForwardSpec, Node
-from ..location import caller
-from ..model import Model
-from ..stream import LogProbs, Samples, Scores, Values
-from ..trace import tracer
+from flowrl.backend import HEAD_OF, Output
+from flowrl.columns import bind, parameter
+from flowrl.errors import ProvenanceError
+from flowrl.expect import expect, expect_head, expect_model
+from flowrl.graph import ForwardSpec, Node
+from flowrl.location import caller
+from flowrl.model import Model
+from flowrl.stream import LogProbs, Samples, Scores, Values
+from flowrl.trace import tracer
+
 from .sampling import temperature_of
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ..backend import Sampling
-from ..errors import Location
-from ..expect import expect, expect_counts, expect_mesh, expect_model, expect_sampling
-from ..graph import Binding, Node, RolloutSpec
-from ..location import caller
-from ..mesh import Mesh
-from ..model import Model
-from ..stream import Prompts, Samples
-from ..trace import tracer
+from flowrl.backend import Sampling
+from flowrl.errors import Location
+from flowrl.expect import expect, expect_counts, expect_mesh, expect_model, expect_sampling
+from flowrl.graph import Binding, Node, RolloutSpec
+from flowrl.location import caller
+from flowrl.mesh import Mesh
+from flowrl.model import Model
+from flowrl.stream import Prompts, Samples
+from flowrl.trace import tracer
 
 RESPONSE_COLUMNS = ("response_ids", "response", "mask", "logprobs", "stop", "versions")
 """What a rollout writes: int32 ids, text, bool mask (1 = trained), float32 log-probs of the sampler, why it ended, and

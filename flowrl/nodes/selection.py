@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..columns import bind, positional
-from ..expect import expect, wrong
-from ..functions import gates_of, with_rollout
-from ..graph import FilterSpec, Node
-from ..location import caller
-from ..stream import Samples, Stream
-from ..trace import tracer
+from flowrl.columns import bind, positional
+from flowrl.expect import expect, wrong
+from flowrl.functions import gates_of, with_rollout
+from flowrl.graph import FilterSpec, Node
+from flowrl.location import caller
+from flowrl.stream import Samples, Stream
+from flowrl.trace import tracer
 
 
 def filter(

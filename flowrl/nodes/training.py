@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from ..columns import bind, parameter
-from ..errors import UnknownName, did_you_mean
-from ..expect import expect, expect_counts, expect_counts_or_none, expect_loss, expect_model, expect_optimizer
-from ..functions import gates_of
-from ..graph import Node, UpdateSpec
-from ..location import caller
-from ..loss import TRAINED, Loss
-from ..model import Model
-from ..stream import Samples, Stream
-from ..trace import tracer
+from flowrl.columns import bind, parameter
+from flowrl.errors import UnknownName, did_you_mean
+from flowrl.expect import expect, expect_counts, expect_counts_or_none, expect_loss, expect_model, expect_optimizer
+from flowrl.functions import gates_of
+from flowrl.graph import Node, UpdateSpec
+from flowrl.location import caller
+from flowrl.loss import TRAINED, Loss
+from flowrl.model import Model
+from flowrl.stream import Samples, Stream
+from flowrl.trace import tracer
+
 from .sampling import temperature_of
 
 BEFORE = {"old_logprobs": "logprobs", "old_values": "values"}
