@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import count, takewhile
 from typing import Any
 
 from .errors import AmbiguousColumn, Location, UnknownColumn, UnknownName, did_you_mean
@@ -26,6 +27,8 @@ def bind(
 ) -> tuple[Binding, ...]:
     """Fill each parameter by the column of its name among the columns that `streams` show.
 
+    A ``*name`` takes the column of every stream that shows one, in order: parameters ``name[0]``, ``name[1]``, ...
+
     Args:
         parameters: the positional parameters of a node function; one with a default may stay unfilled.
         streams: the handles that the node was called with.
@@ -36,11 +39,16 @@ def bind(
 
     Raises:
         UnknownColumn, AmbiguousColumn: a parameter has no column, or several.
+        UnknownName: a handle is given to what is no such parameter.
     """
+    _check_named(parameters, named, node, at)
     bindings = []
     for parameter in parameters:
         name = parameter.name
         if name == GROUP:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            bindings += _every(name, streams, node, at)
             continue
         if name in named:
             bindings.append(Binding(name, *_only_column(named[name], name, node, at)))
@@ -60,9 +68,16 @@ def parameter(name: str) -> inspect.Parameter:
 
 
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a function that are columns."""
+    """The parameters of a function that are columns, a ``*name`` among them."""
     parameters = inspect.signature(function).parameters.values()
-    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+def slots(parameter: inspect.Parameter, bound: Container[str]) -> list[str]:
+    """The names under which a parameter's columns are bound: its own, or those of a ``*name`` as far as they go."""
+    if parameter.kind is not parameter.VAR_POSITIONAL:
+        return [parameter.name] if parameter.name in bound else []
+    return list(takewhile(bound.__contains__, (_numbered(parameter.name, number) for number in count())))
 
 
 def settings(function: Callable[..., Any], given: Mapping[str, Any], *, node: str, at: Location) -> dict[str, Any]:
@@ -110,6 +125,44 @@ def _find(name: str, streams: Sequence[Stream], node: str, at: Location) -> tupl
     if not sources:  # a data set whose columns are not known yet may have it
         sources = {stream.columns[ANY] for stream in streams if ANY in stream.columns}
     return (next(iter(sources)), name) if sources else None
+
+
+def _every(name: str, streams: Sequence[Stream], node: str, at: Location) -> list[Binding]:
+    """The column of every stream that shows it."""
+    sources = [stream.columns[name] for stream in streams if name in stream.columns]
+    if not sources:
+        found = _find(name, streams, node, at)
+        if found is None:
+            raise _unknown(name, streams, node, at)
+        sources = [found[0]]
+    return [Binding(_numbered(name, number), source, name) for number, source in enumerate(sources)]
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}[{number}]"
+
+
+def _check_named(parameters: Sequence[inspect.Parameter], named: Mapping[str, Stream], node: str, at: Location) -> None:
+    known = {p.name: p for p in parameters if p.name != GROUP}
+    for name in named:
+        if name not in known:
+            raise UnknownName(
+                f"node '{node}' has no input '{name}'",
+                at=at,
+                node=node,
+                found=f"{name}= with the output of node '{named[name].node}'",
+                wanted=", ".join(known) or "no input by name",
+                fix=did_you_mean(name, known) or "name a positional parameter of the node function",
+            )
+        if known[name].kind is inspect.Parameter.VAR_POSITIONAL:
+            raise UnknownName(
+                f"node '{node}' takes *{name} by position",
+                at=at,
+                node=node,
+                found=f"{name}= with the output of node '{named[name].node}'",
+                wanted=f"each handle that has '{name}', in order",
+                fix=f"leave '{name}=' out and pass the handle itself",
+            )
 
 
 def _only_column(stream: Stream, parameter: str, node: str, at: Location) -> tuple[str, str]:

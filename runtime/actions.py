@@ -18,7 +18,7 @@ import numpy as np
 
 from flowrl.backend import Metrics, Prompt, Response, Sum, Tokenizer
 from flowrl.checksum import weights_checksum
-from flowrl.columns import positional
+from flowrl.columns import positional, slots
 from flowrl.data import PromptReader, PromptSettings
 from flowrl.errors import BackendError
 from flowrl.graph import EvaluateSpec, FilterSpec, ForwardSpec, FunctionSpec, Node, PromptsSpec, RolloutSpec, UpdateSpec
@@ -310,7 +310,7 @@ def _reader(worker: Worker, node: str) -> PromptReader:
 def _score(worker: Worker, name: str, spec: EvaluateSpec, rows: Rows) -> Called:
     """Call an evaluation's reward function on its responses."""
     node = replace(worker.plan.graph[name], spec=spec.score, per="row", outputs=("scores",))
-    wanted = [p.name for p in positional(spec.score.function) if p.name in rows.columns]
+    wanted = [slot for p in positional(spec.score.function) for slot in slots(p, rows.columns)]
     return call_function(node, spec.score, rows.keys, {name: rows[name] for name in wanted})
 
 

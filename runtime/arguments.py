@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrl.columns import GROUP, positional
+from flowrl.columns import GROUP, positional, slots
 from flowrl.rows import Column, Key, Ragged
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Arguments:
     """A function, and a column [rows] for each of its parameters that is bound.
 
     The pseudo-column ``group`` is filled here when the function names it. Parameters are filled by position as far as
-    they are bound without a gap; one before a positional-only parameter that is not bound keeps its default.
+    they are bound without a gap; one that is not bound keeps its default, also before a ``/`` or a ``*name``.
 
     Args:
         keys: of the rows.
@@ -47,16 +47,14 @@ class Arguments:
         named = dict(columns)
         if self.names_group:
             named[GROUP] = np.fromiter((key.prompt for key in keys), np.int64, len(keys))
-        bound = [p.kind is p.POSITIONAL_ONLY and p.name in named for p in parameters]
-        num_forced = len(bound) - bound[::-1].index(True) if True in bound else 0
+        unnamed = [p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) and bool(slots(p, named)) for p in parameters]
+        num_forced = len(unnamed) - unnamed[::-1].index(True) if True in unnamed else 0
         self._positional: list[Column] = []
         for number, parameter in enumerate(parameters):
-            if parameter.name in named:
-                self._positional.append(named.pop(parameter.name))
-            elif number < num_forced:
-                self._positional.append(_Constant(parameter.default))
-            else:
+            bound = slots(parameter, named)
+            if not bound and number >= num_forced:
                 break
+            self._positional += [named.pop(slot) for slot in bound] or [_Constant(parameter.default)]
         self._named = named
 
     def by_row(self) -> Callable[[int], Any]:

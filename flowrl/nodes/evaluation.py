@@ -59,7 +59,7 @@ def evaluate(
         raise wrong(label, at, "max_new_tokens is not known", found, "max_new_tokens=N", "give max_new_tokens=")
     expect_sampling(label, at, n=n, max_new_tokens=length, temperature=temperature, top_p=1.0)
     made = dict.fromkeys(RESPONSE_COLUMNS)
-    own = [parameter for parameter in positional(score.function) if parameter.name not in made]
+    own = [p for p in positional(score.function) if p.kind is p.VAR_POSITIONAL or p.name not in made]
     active.add(
         lambda final: Node(
             name=final,

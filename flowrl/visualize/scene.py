@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flowrl.describe import describe
-from flowrl.graph import EvaluateSpec, Graph, Node, RolloutSpec
+from flowrl.graph import Binding, EvaluateSpec, Graph, Node, RolloutSpec
 from flowrl.mesh import AXES, Mesh
 from flowrl.model import Model
 
@@ -128,7 +128,7 @@ def _box(node: Node, meshes: Mapping[int, tuple[str, Mesh]]) -> Box:
         "model": node.model.name if node.model else None,
         "runs on": mesh_title(node.mesh) if node.mesh else HOST,
         "called per": node.per,
-        "reads": [f"{b.column} of {b.source}" for b in node.bindings],
+        "reads": [f"{_renamed(b)}{b.column} of {b.source}" for b in node.bindings],
         "passes": list(node.gates),
         "writes": list(node.outputs),
         **describe(node.spec),
@@ -142,6 +142,10 @@ def _box(node: Node, meshes: Mapping[int, tuple[str, Mesh]]) -> Box:
         at=str(node.at),
         details={key: value for key, value in details.items() if value not in (None, [], {}, "")},
     )
+
+
+def _renamed(binding: Binding) -> str:
+    return "" if binding.parameter == binding.column else f"{binding.parameter} = "
 
 
 def mesh_title(mesh: Mesh) -> str:

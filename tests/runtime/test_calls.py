@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -572,6 +573,33 @@ def test_parameters_by_position_only_are_filled_across_gaps(per: Any) -> None:
     called = call_function(node, node.spec, KEYS, {"response": TEXT, "answer": ["a", "b", "c"], "level": [1, 2, 3]})
     assert list(scored(called, "x").values()) == [3, 6, 9]
     assert seen[0] == (("1", "none", "a", 3) if per == "row" else (TEXT, "none", ["a", "b", "c"], 3))
+
+
+@pytest.mark.parametrize("per", ["row", "group"])
+def test_a_starred_parameter_gets_the_column_of_every_stream_in_order(per: Any) -> None:
+    @fl.node(out=fl.Scores, per=per)
+    def combine(response: Any, level: Any = 7, *scores: Any, base: float = 0.0) -> Any:
+        assert level == 7
+        return base + sum(10**place * score for place, score in enumerate(scores))
+
+    node = declare(combine, extra=(one_reward, another_reward, one_reward), base=5.0)
+    bound = {binding.parameter: binding.source for binding in node.bindings if binding.column == "scores"}
+    assert bound == {"scores[0]": "one_reward", "scores[1]": "another_reward", "scores[2]": "one_reward_2"}
+    scores = {f"scores[{i}]": np.array([1.0, 2.0, 3.0]) + i for i in range(3)}
+    without_level = [b for b in node.bindings if b.parameter != "level"]
+    called = call_function(replace(node, bindings=tuple(without_level)), node.spec, KEYS, {"response": TEXT, **scores})
+    assert list(scored(called).values()) == [326.0, 437.0, 548.0]
+    assert combine("1", 7, 1.0, 2.0) == 21.0
+
+
+@fl.reward
+def one_reward(response: str) -> float:
+    return 1.0
+
+
+@fl.reward
+def another_reward(response: str) -> float:
+    return 2.0
 
 
 def test_a_function_per_row_may_ask_for_its_group() -> None:
