@@ -186,7 +186,7 @@ class TorchBackend:
             ids = torch.from_numpy(sequences(rows)).to(self._device)
             found["scores"] = self.network.values(self.network.states(ids, torch.arange(len(rows)).to(last), last))
         elif len(batch.target):
-            found = self._read(self._states(batch), batch.target, temperature)
+            found = self._read(self._states(batch), batch.target, temperature, energy="logit_energy" in outputs)
         empty = torch.zeros(0)
         return {name: found.get(name, empty).float().cpu().numpy() for name in outputs}
 
@@ -219,28 +219,38 @@ class TorchBackend:
             return self.network.states(batch.ids, batch.row, batch.position)
         return self.network.shared_states(batch.shared, batch.row, batch.token)
 
-    def _read(self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False) -> dict[str, Tensor]:
+    def _read(
+        self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False, energy: bool = False
+    ) -> dict[str, Tensor]:
         """What the head says of each wanted token ([wanted] each), in parts when all logits together are too many."""
         if self.network.head != "lm":
             return {"values": self.network.values(states)}
-        read = partial(self._read_logits, temperature=temperature, entropy=entropy)
+        read = partial(self._read_logits, temperature=temperature, entropy=entropy, energy=energy)
         size = max(1, LOGITS_NUMBERS // self.network.vocab_size)
         if len(target) <= size:
-            logprobs, entropies = read(states, target)
+            columns = read(states, target)
         else:
             again = partial(checkpoint, read, use_reentrant=False) if torch.is_grad_enabled() else read
             starts = range(0, len(target), size)
             parts = [again(states[start : start + size], target[start : start + size]) for start in starts]
-            logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
-        return {"logprobs": logprobs, "entropy": entropies}
+            columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        return dict(zip(("logprobs", "entropy", "logit_energy"), columns, strict=False))
 
     def _read_logits(
-        self, states: Tensor, target: Tensor, *, temperature: float, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Log-prob of each target and entropy of its distribution; the latter has a gradient if asked for."""
+        self, states: Tensor, target: Tensor, *, temperature: float, entropy: bool, energy: bool
+    ) -> tuple[Tensor, ...]:
+        """Log-prob of each target and entropy of its distribution; the latter has a gradient if asked for.
+
+        With `energy` also the squared norm of the log-prob's gradient with respect to the logits, which is that of the
+        probabilities less 1 at the target.
+        """
         logprobs = torch.log_softmax(scaled_logits(self.network.logits(states), temperature), -1)
         every = logprobs if entropy else logprobs.detach()
-        return logprobs.gather(-1, target[:, None])[:, 0], -(every.exp() * every).sum(-1)
+        found = (logprobs.gather(-1, target[:, None])[:, 0], -(every.exp() * every).sum(-1))
+        if not energy:
+            return found
+        chosen = torch.ones_like(target, dtype=every.dtype)[:, None]
+        return (*found, every.exp().scatter_add(-1, target[:, None], -chosen).square().sum(-1))
 
     def _trained(self) -> Optimizer:
         if self.optimizer is None:

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     from .model import Head, Model
 
 StopReason = Literal["eos", "length", "stop_string"]
-Output = Literal["logprobs", "entropy", "values", "scores"]
+Output = Literal["logprobs", "entropy", "logit_energy", "values", "scores"]
 
-HEAD_OF: Mapping[str, Head] = {"logprobs": "lm", "entropy": "lm", "values": "value", "scores": "score"}
+HEAD_OF: Mapping[str, Head] = {
+    "logprobs": "lm",
+    "entropy": "lm",
+    "logit_energy": "lm",
+    "values": "value",
+    "scores": "score",
+}
 """The head that computes each output."""
 
 
@@ -155,7 +161,8 @@ class Backend(Protocol):
 
         Args:
             rows: columns ``prompt_ids`` and ``response_ids``.
-            outputs: which columns to return.
+            outputs: which columns to return. ``logit_energy`` is the squared norm of the gradient of a token's log-prob
+                with respect to the logits.
             temperature: divides the logits before the log-probs.
 
         Returns:

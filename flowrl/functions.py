@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from .columns import bind, positional, settings
-from .errors import GraphError, WrongType
+from .errors import GraphError, Location, WrongType
 from .expect import expect
 from .graph import Binding, FunctionSpec, Node, Per
 from .location import caller, location
@@ -24,6 +24,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Stream)
 OnError = Literal["fail", "drop"]
+Check = Callable[..., None]
+"""Called with the names of the parameters that are bound, and with the settings as keywords, while the graph is traced:
+raises `flowrl.errors.WrongType` where they do not fit."""
 
 COLUMN_OF: Mapping[type[Stream], str] = {
     Scores: "scores",
@@ -38,7 +41,13 @@ class NodeFunction(Generic[P, R, S]):
     """A function that is a node. `S` is the handle that it returns inside a graph."""
 
     def __init__(
-        self, function: Callable[P, R], handle: type[S], outputs: tuple[str, ...], per: Per, options: Mapping[str, Any]
+        self,
+        function: Callable[P, R],
+        handle: type[S],
+        outputs: tuple[str, ...],
+        per: Per,
+        options: Mapping[str, Any],
+        check: Check | None = None,
     ) -> None:
         if inspect.iscoroutinefunction(function):
             code = function.__code__
@@ -54,6 +63,7 @@ class NodeFunction(Generic[P, R, S]):
         self.outputs = outputs
         self.per = per
         self.options = options
+        self.check = check
         functools.update_wrapper(self, function)
 
     @overload
@@ -97,6 +107,7 @@ class NodeFunction(Generic[P, R, S]):
         named = {key: value for key, value in given.items() if isinstance(value, Stream)}
         spec = self.spec(settings(self.function, {k: v for k, v in given.items() if k not in named}, node=name, at=at))
         bindings = bind(positional(self.function), streams, named, node=name, at=at)
+        self._check([binding.parameter for binding in bindings], spec.settings, name, at)
         gates = gates_of([*streams, *named.values()])
         return Node(
             name=name,
@@ -108,6 +119,14 @@ class NodeFunction(Generic[P, R, S]):
             at=at,
             mesh=mesh,
         )
+
+    def _check(self, parameters: list[str], given: Mapping[str, Any], node: str, at: Location) -> None:
+        try:
+            if self.check is not None:
+                self.check(parameters, **given)
+        except GraphError as error:
+            error.node, error.at = node, at
+            raise
 
 
 def gates_of(streams: list[Any]) -> tuple[str, ...]:
@@ -166,7 +185,11 @@ def reward(
 def advantage(function: Callable[P, R], /) -> NodeFunction[P, R, Advantages]: ...
 @overload
 def advantage(
-    *, per: Per = "group", min_group: int = 1, out: tuple[str, ...] = ("advantages",)
+    *,
+    per: Per = "group",
+    min_group: int = 1,
+    out: tuple[str, ...] = ("advantages",),
+    check: Check | None = None,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, Advantages]]: ...
 def advantage(
     function: Callable[..., Any] | None = None,
@@ -175,6 +198,7 @@ def advantage(
     per: Per = "group",
     min_group: int = 1,
     out: tuple[str, ...] = ("advantages",),
+    check: Check | None = None,
 ) -> Any:
     """Declare an advantage estimator.
 
@@ -187,9 +211,10 @@ def advantage(
         min_group: fewest samples of a prompt that it is defined for; checked before the run. A group that drops have
             left smaller is dropped, with that reason.
         out: the columns that it returns, when there are several.
+        check: refuses settings that do not fit, before the run (see `Check`).
     """
     options = _options("advantage", None, "fail", 0, 0.0) | {"min_group": min_group}
-    return _decorate(function, Advantages, out, per, options)
+    return _decorate(function, Advantages, out, per, options, check)
 
 
 @overload
@@ -201,6 +226,7 @@ def node(
     on_error: OnError = "fail",
     retries: int = 0,
     max_failure_rate: float = 0.5,
+    check: Check | None = None,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, S]]: ...
 @overload
 def node(
@@ -211,6 +237,7 @@ def node(
     on_error: OnError = "fail",
     retries: int = 0,
     max_failure_rate: float = 0.5,
+    check: Check | None = None,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, Stream]]: ...
 def node(
     *,
@@ -220,6 +247,7 @@ def node(
     on_error: OnError = "fail",
     retries: int = 0,
     max_failure_rate: float = 0.5,
+    check: Check | None = None,
 ) -> Any:
     """Declare any other function over columns.
 
@@ -232,12 +260,13 @@ def node(
         on_error: ``"fail"`` or ``"drop"``, as for `reward`.
         retries: calls after the first before `on_error` applies.
         max_failure_rate: as for `reward`.
+        check: as for `advantage`.
     """
     if out is Metrics:
-        return lambda f: _decorate(f, Metrics, (), "batch", _options("metric", timeout, on_error, retries, 0.0))
+        return lambda f: _decorate(f, Metrics, (), "batch", _options("metric", timeout, on_error, retries, 0.0), check)
     handle, outputs = (out, (COLUMN_OF[out],)) if isinstance(out, type) and out in COLUMN_OF else (Stream, _names(out))
     options = _options("node", timeout, on_error, retries, max_failure_rate)
-    return lambda function: _decorate(function, handle, outputs, per, options)
+    return lambda function: _decorate(function, handle, outputs, per, options, check)
 
 
 def _names(out: Any) -> tuple[str, ...]:
@@ -263,6 +292,7 @@ def _decorate(
     outputs: tuple[str, ...],
     per: Per,
     options: dict[str, Any],
+    check: Check | None = None,
 ) -> Any:
     if per not in ("row", "group", "batch"):
         raise WrongType("per= has an unknown value", at=caller(), found=repr(per), wanted="'row', 'group' or 'batch'")
@@ -272,7 +302,7 @@ def _decorate(
             raise GraphError("a decorator of flowrl is called on what is no function", at=caller(), found=repr(f))
         if not hasattr(f, "__name__"):  # functools.partial, callable objects
             f = _named(f)
-        return NodeFunction(f, handle, outputs, per, options)
+        return NodeFunction(f, handle, outputs, per, options, check)
 
     return wrap if function is None else wrap(function)
 

@@ -26,6 +26,8 @@ NUMBERS: Mapping[str, str] = {
     "values": "float32",
     "old_logprobs": "float32",
     "ref_logprobs": "float32",
+    "logit_energy": "float32",
+    "importance_weights": "float32",
     "mask": "bool",
 }
 """Columns whose values must be finite numbers, with their type: one a token, or (but for the mask) one a row."""

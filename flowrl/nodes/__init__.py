@@ -2,9 +2,9 @@
 
 from .data import prompts
 from .evaluation import evaluate
-from .forward import logprobs, score, values
+from .forward import logit_energy, logprobs, score, values
 from .sampling import rollout
 from .selection import filter
 from .training import update
 
-__all__ = ["evaluate", "filter", "logprobs", "prompts", "rollout", "score", "update", "values"]
+__all__ = ["evaluate", "filter", "logit_energy", "logprobs", "prompts", "rollout", "score", "update", "values"]

@@ -9,7 +9,7 @@ from flowrl.expect import expect, expect_head, expect_model
 from flowrl.graph import ForwardSpec, Node
 from flowrl.location import caller
 from flowrl.model import Model
-from flowrl.stream import LogProbs, Samples, Scores, Values
+from flowrl.stream import LogProbs, Samples, Scores, Stream, Values
 from flowrl.trace import tracer
 
 from .sampling import temperature_of
@@ -23,6 +23,15 @@ def logprobs(model: Model, samples: Samples, *, temperature: float | None = None
     """
     column = "old_logprobs" if model.optimizer else "ref_logprobs"
     return LogProbs(*_forward("logprobs", model, samples, "logprobs", column, temperature, name))
+
+
+def logit_energy(model: Model, samples: Samples, *, name: str | None = None) -> Stream:
+    """How much each response token puts into the gradient: the squared norm of its log-prob's gradient with respect to
+    the logits, as the column ``logit_energy`` (what `flowrl.advantages.otb` weighs by).
+
+    With the probabilities p of all tokens it is ``1 - 2 p[token] + sum of p squared``, at the rollout's temperature.
+    """
+    return Stream(*_forward("logit_energy", model, samples, "logit_energy", "logit_energy", None, name))
 
 
 def values(model: Model, samples: Samples, *, name: str | None = None) -> Values:
@@ -62,7 +71,7 @@ def _forward(
     node = tracer().add(
         lambda final: Node(
             name=final,
-            spec=ForwardSpec(output=output, temperature=sampled_at if output == "logprobs" else 1.0),
+            spec=ForwardSpec(output=output, temperature=sampled_at if HEAD_OF[output] == "lm" else 1.0),
             per="row",
             bindings=bind([parameter("prompt_ids"), parameter("response_ids")], (samples,), {}, node=final, at=at),
             gates=samples.gates,

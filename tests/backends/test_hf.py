@@ -257,6 +257,23 @@ def test_metrics_on_unchanged_weights(make_backend: MakeBackend, sampled: Sample
     assert metrics["kl"].mean == pytest.approx(np.exp(-0.5) - 1 + 0.5, rel=1e-4)
 
 
+def test_logit_energy_is_the_squared_norm_of_the_log_prob_s_gradient(
+    make_backend: MakeBackend, sampled: Sampled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_backend()
+    rows = sampled(backend, TEXTS, temperature=0.5)
+    seen: list[torch.Tensor] = []
+    read = backend.network.logits
+    monkeypatch.setattr(backend.network, "logits", lambda states: seen.append(read(states)) or seen[-1])
+    found = backend.forward(rows, ["logit_energy"], 0.5)["logit_energy"]
+    scaled = (torch.cat(seen).clone().double() / 0.5).requires_grad_()
+    target = torch.from_numpy(rows["response_ids"].values).long()
+    scaled.log_softmax(-1).gather(-1, target[:, None]).sum().backward()
+    assert scaled.grad is not None
+    torch.testing.assert_close(torch.from_numpy(found.values), scaled.grad.square().sum(-1).float(), rtol=0, atol=1e-5)
+    assert np.array_equal(found.offsets, rows["response_ids"].offsets)
+
+
 def test_a_step_follows_the_schedule_and_clips(make_backend: MakeBackend, sampled: Sampled) -> None:
     backend = make_backend(optimizer=fl.AdamW(lr=1e-2, warmup_steps=4))
     rows = sampled(backend, TEXTS)

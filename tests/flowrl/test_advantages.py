@@ -140,6 +140,37 @@ def test_only_the_best_of_a_group_leads() -> None:
     close(advantages.grpo_passk(scores, group, normalize_std=False), [0, 0.5, 0, 0, 0], 1e-12)
 
 
+def test_rows_without_a_score_scale_up_the_others_of_gpg() -> None:
+    scores, group = tensor(1.0, 0.0, 0.0, 0.0, 3.0), torch.tensor([0, 0, 1, 1, 0])
+    close(advantages.gpg(scores, group), [5 / 2 * x for x in (1 - 4 / 3, -4 / 3, 0, 0, 3 - 4 / 3)], 1e-12)
+
+
+@pytest.mark.parametrize("weights", [None, (2.0, 0.5, 1.0)])
+def test_gdpo_normalises_each_reward_in_its_group_and_their_sum_over_the_batch(weights: object) -> None:
+    torch.manual_seed(0)
+    group = torch.tensor([3, 1, 3, 1, 3, 1, 3, 1])
+    rewards = [torch.randn(8).double(), 1e3 * torch.randn(8).double(), torch.ones(8).double()]
+    added = [0.0] * 8
+    for reward, weight in zip(rewards, weights or (1.0, 1.0, 1.0), strict=True):  # type: ignore[call-overload]
+        for i in range(8):
+            peers = [float(reward[j]) for j in range(8) if group[j] == group[i]]
+            added[i] += weight * (float(reward[i]) - statistics.fmean(peers)) / (statistics.stdev(peers) + 1e-6)
+    mean, std = statistics.fmean(added), statistics.stdev(added)
+    found = advantages.gdpo(group, *rewards, weights=weights)  # type: ignore[arg-type]
+    close(found, [(x - mean) / std for x in added], 1e-7)
+
+
+def test_gdpo_tells_apart_what_added_rewards_do_not_and_no_reward_decides_by_its_scale() -> None:
+    group = torch.tensor([0, 0, 1, 1])
+    correct, brief = tensor(0.0, 1.0, 0.0, 1.0), tensor(0.0, 0.0, 0.0, 1.0)  # one of them differs, then both
+    close(advantages.grpo(correct + brief, group), [-0.707107, 0.707107, -0.707107, 0.707107])
+    found = advantages.gdpo(group, correct, brief)
+    assert float(found[3] / found[1]) == pytest.approx(2.0)
+    close(advantages.gdpo(group, correct, 100 * brief), found.tolist())
+    with pytest.raises(ValueError, match="each reward needs a weight; found 2 rewards and 1 weights"):
+        advantages.gdpo(torch.tensor([0, 0]), tensor(1.0, 0.0), tensor(1.0, 1.0), weights=[1.0])
+
+
 def test_float32_in_gives_float32_and_float64_in_float64() -> None:
     group = torch.tensor([0, 0])
     assert advantages.grpo(torch.tensor([1.0, 0.0]), group).dtype == torch.float32
@@ -205,6 +236,69 @@ def test_gae_is_the_double_sum_of_its_paper() -> None:
     )
     close(found[0], wanted, 1e-12)
     close(returns[0] - values, wanted, 1e-12)
+
+
+def test_remax_is_the_return_less_the_greedy_score() -> None:
+    rewards, mask = tensor([0.5, -1.0, 9.0, 2.0], [1.0, 9.0, 9.0, 9.0]), torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0]])
+    rewards[0, 2] = rewards[1, 1] = rewards[1, 2] = rewards[1, 3] = 0.0
+    found, returns = advantages.remax(rewards, mask, tensor(0.25, 3.0))
+    close(returns, [[1.5, 1.0, 0, 2.0], [1.0, 0, 0, 0]], 1e-12)
+    close(found, [[1.25, 0.75, 0, 1.75], [-2.0, 0, 0, 0]], 1e-12)
+
+
+def test_the_group_gives_the_mean_and_the_batch_the_scale_of_reinforce_pp_with_a_baseline() -> None:
+    scores, group = tensor(1.0, 0.0, 5.0, 2.0, 1.0), torch.tensor([0, 0, 1, 1, 1])
+    lengths = [3, 1, 2, 4, 2]
+    mask = torch.arange(4) < torch.tensor(lengths)[:, None]
+    centred = [0.5, -0.5, 7 / 3, -2 / 3, -5 / 3]
+    tokens = [x for x, length in zip(centred, lengths, strict=True) for _ in range(length)]
+    mean, std = statistics.fmean(tokens), statistics.stdev(tokens)
+    found = advantages.reinforce_pp_baseline(scores, mask, group)
+    close(found[mask], [(x - mean) / std for x in tokens], 1e-7)
+    assert found[~mask].eq(0).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_optimal_token_baseline_weighs_returns_by_what_each_response_has_put_into_the_gradient(
+    weighted: bool,
+) -> None:
+    torch.manual_seed(0)
+    mask = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 1, 1, 0], [1, 1, 0, 0, 0]]).bool()
+    group = torch.tensor([4, 4, 4, 9])
+    rewards = torch.where(mask, torch.randn(4, 5).double(), 0)
+    energy, rho = torch.rand(4, 5).double(), torch.rand(4, 5).double() * 2 if weighted else torch.ones(4, 5).double()
+    found, returns = advantages.otb(rewards, mask, energy, group, rho if weighted else None)
+    for i in range(4):
+        own = [t for t in range(5) if mask[i, t]]
+        for place, t in enumerate(own):
+            peers = []  # return from there on, and energy up to there, of each response of the group that is so long
+            for j in range(4):
+                tokens = [u for u in range(5) if mask[j, u]]
+                if group[j] == group[i] and len(tokens) > place:
+                    here = tokens[place]
+                    peers.append((
+                        sum(float(rewards[j, u]) for u in tokens[place:]),
+                        sum(float(energy[j, u] * rho[j, u] ** 2) for u in tokens if u <= here),
+                    ))  # fmt: skip
+            own_return = sum(float(rewards[i, u]) for u in own[place:])
+            baseline = sum(g * w for g, w in peers) / sum(w for _, w in peers) if len(peers) > 1 else 0.0
+            assert float(found[i, t]) == pytest.approx(own_return - baseline, abs=1e-12)
+            assert float(returns[i, t]) == pytest.approx(own_return, abs=1e-12)
+    assert found[~mask].eq(0).all()
+
+
+def test_the_tail_of_the_longest_response_has_no_baseline_or_no_advantage() -> None:
+    mask, group = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.tensor([0, 0])
+    rewards, energy = tensor([0.0, 0.0, 2.0], [1.0, 0.0, 0.0]), torch.ones(2, 3).double()
+    close(advantages.otb(rewards, mask, energy, group)[0], [[0.5, 2.0, 2.0], [-0.5, 0, 0]], 1e-12)
+    close(advantages.otb(rewards, mask, energy, group, zero_tail=False)[0], [[0.5, 0, 0], [-0.5, 0, 0]], 1e-12)
+
+
+def test_equal_returns_and_certain_tokens_give_no_advantage_under_the_optimal_token_baseline() -> None:
+    mask = torch.ones(3, 2)
+    rewards, group = advantages.token_rewards(torch.full((3,), 0.95), mask), torch.tensor([5, 5, 5])
+    assert advantages.otb(rewards, mask, torch.rand(3, 2), group)[0].eq(0).all()
+    assert advantages.otb(rewards, mask, torch.zeros(3, 2), group)[0].isfinite().all()
 
 
 def test_whitening_is_over_all_trained_tokens_of_the_batch() -> None:

@@ -1,179 +1,21 @@
-"""Advantage estimators: plain torch, called on tensors or declared as nodes (``advantages.grpo(samples, scores)``).
-
-Statistics are taken per prompt id, wherever the rows stand, in float64 and in two passes, from each group's smallest
-score: a group of equal scores gets exactly 0, and scores near 1e6 lose nothing. Rows that were dropped are absent: they
-enter no baseline. A row without a trained token still counts in its group; its advantage reaches no token. Results are
-float32, float64 for float64 input, without a gradient.
-"""
+"""Estimators of one number a token: what it earned from there on, against a baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .functions import advantage, node
-from .kl import Estimator, estimate
-from .moments import (
-    centred,
-    check_peers,
-    checked,
-    credited,
-    last_trained,
-    like,
-    over_std,
-    shifted,
-    total,
-    whiten,
-)
+from flowrl.functions import advantage, node
+from flowrl.kl import Estimator, estimate
+from flowrl.moments import checked, credited, last_trained, like, shifted, total, whiten
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
-    from ._lazy import lazy
+    from flowrl._lazy import lazy
 
     torch = lazy("torch")
-
-EPS = 1e-6
-"""Added to a standard deviation. Large enough that rounding noise does not become an advantage, small enough that two
-scores 1e-3 apart still count as different."""
-
-
-@advantage(min_group=2)
-def grpo(scores: Tensor, group: Tensor, *, normalize_std: bool = True, eps: float = EPS) -> Tensor:
-    """Centre each score on the mean of its prompt's group, and divide by the group's standard deviation.
-
-    GRPO, section 4.1.2 of Shao et al. 2024 (arXiv:2402.03300), with the unbiased (n - 1) standard deviation. A group
-    with one row left gets 0: it says nothing about its row.
-
-    Args:
-        scores: [rows] float, one per response.
-        group: [rows] int, the prompt that each row answers; any ids, in any order.
-        normalize_std: divide by the standard deviation plus `eps`; without it this is `dr_grpo`.
-        eps: added to the standard deviation.
-
-    Returns:
-        [rows] advantages.
-
-    Raises:
-        ValueError: shapes differ, or a score is not finite.
-    """
-    x, index, count = centred(scores, group)
-    return like(over_std(x, x, index, count, eps) if normalize_std else x, scores)
-
-
-@advantage(min_group=2)
-def dr_grpo(scores: Tensor, group: Tensor) -> Tensor:
-    """Centre each score on the mean of its prompt's group (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
-
-    Pair it with ``aggregate="seq-mean-token-sum-norm"``, which leaves out the division by a response's length as well.
-
-    Args:
-        scores: [rows] float.
-        group: [rows] int.
-
-    Returns:
-        [rows] advantages.
-
-    Raises:
-        ValueError: shapes differ, or a score is not finite.
-    """
-    x, _, _ = centred(scores, group)
-    return like(x, scores)
-
-
-@advantage(min_group=2)
-def rloo(scores: Tensor, group: Tensor) -> Tensor:
-    """A score minus the mean of the *other* scores of its group.
-
-    Leave-one-out: Ahmadian et al. 2024 (arXiv:2402.14740), eq. 7. Not divided by a standard deviation: that of the
-    others can be 0 where the difference is not.
-
-    Args:
-        scores: [rows] float.
-        group: [rows] int.
-
-    Returns:
-        [rows] advantages.
-
-    Raises:
-        ValueError: a group has one row, so nothing to leave in; shapes differ; a score is not finite.
-    """
-    x, index, count = centred(scores, group)
-    check_peers(index, count, group, "leave-one-out")
-    return like(x * (count / (count - 1))[index], scores)
-
-
-@advantage(min_group=2)
-def opo(scores: Tensor, mask: Tensor, group: Tensor) -> Tensor:
-    """A score minus its group's mean, in which a response weighs its length: the baseline of least variance.
-
-    OPO, Hao et al. 2025 (arXiv:2505.23585).
-
-    Args:
-        scores: [rows] float.
-        mask: [rows, tokens] bool, 1 = trained; a row's sum is its length.
-        group: [rows] int.
-
-    Returns:
-        [rows] advantages.
-
-    Raises:
-        ValueError: shapes differ, or a score is not finite.
-    """
-    x, index, count = shifted(scores, group)
-    length = checked(mask, scores=scores).sum(-1).double()
-    weight = total(length, index, count).clamp(min=1)
-    return like(x - (total(length * x, index, count) / weight)[index], scores)
-
-
-@advantage(min_group=2)
-def grpo_passk(scores: Tensor, group: Tensor, *, normalize_std: bool = True, eps: float = EPS) -> Tensor:
-    """The best of a group gets its distance from the second best, all others 0: the gradient of their maximum.
-
-    Tang et al. 2025 (arXiv:2503.19595).
-
-    Args:
-        scores: [rows] float.
-        group: [rows] int.
-        normalize_std: divide by the group's unbiased standard deviation plus `eps`.
-        eps: added to the standard deviation.
-
-    Returns:
-        [rows] advantages.
-
-    Raises:
-        ValueError: a group has one row, so no second best; shapes differ; a score is not finite.
-    """
-    x, index, count = centred(scores, group)
-    check_peers(index, count, group, "the best against the second best")
-    by_score = x.argsort(descending=True, stable=True)
-    order = by_score[index[by_score].argsort(stable=True)]
-    first = (count.cumsum(0) - count).long()
-    best, second = order[first], order[first + 1]
-    lead = torch.zeros_like(x).index_put((best,), x[best] - x[second])
-    return like(over_std(lead, x, index, count, eps) if normalize_std else lead, scores)
-
-
-@advantage(per="batch", min_group=2)
-def gpg(scores: Tensor, group: Tensor) -> Tensor:
-    """Centre each score on its group, and scale by rows over rows with a score that is not 0.
-
-    GPG, Chu et al. 2025 (arXiv:2504.02546), whose scale makes up for rows without a gradient. Differs from the paper,
-    which counts rows of groups with equal scores, in counting scores of 0, as the common implementation does.
-
-    Args:
-        scores: [rows] float.
-        group: [rows] int.
-
-    Returns:
-        [rows] advantages.
-
-    Raises:
-        ValueError: shapes differ, or a score is not finite.
-    """
-    x, _, _ = centred(scores, group)
-    return like(x * (len(scores) / scores.count_nonzero().clamp(min=1)), scores)
 
 
 @node(out="rewards", per="group")
@@ -243,28 +85,6 @@ def reinforce_pp(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> tuple[
         returns[:, t] = running
     returns = torch.where(trained, returns, 0)
     return like(whiten(returns, trained), rewards), like(returns, rewards)
-
-
-@advantage(per="batch", min_group=2)
-def reinforce_pp_baseline(scores: Tensor, mask: Tensor, group: Tensor) -> Tensor:
-    """Centre each score on its group, then whiten over all trained tokens of the batch.
-
-    REINFORCE++ with a baseline (arXiv:2501.03262): the group gives the mean, the batch the scale.
-
-    Args:
-        scores: [rows] float.
-        mask: [rows, tokens] bool, 1 = trained.
-        group: [rows] int.
-
-    Returns:
-        [rows, tokens] advantages, 0 where the mask is 0.
-
-    Raises:
-        ValueError: shapes differ, or a score is not finite.
-    """
-    trained = checked(mask, scores=scores)
-    x, _, _ = centred(scores, group)
-    return like(whiten(x[:, None].expand(trained.shape), trained), scores)
 
 
 @advantage(per="batch", out=("advantages", "returns"))
@@ -353,3 +173,54 @@ def _after_the_end(trained: Tensor, stop: Sequence[str] | None, final_values: Te
     checked(trained, final_values=final_values)
     cut = torch.tensor([reason == "length" for reason in stop], device=trained.device)
     return torch.where(cut, final_values.detach().double(), nothing)
+
+
+@advantage(min_group=2, out=("advantages", "returns"))
+def otb(
+    rewards: Tensor,
+    mask: Tensor,
+    logit_energy: Tensor,
+    group: Tensor,
+    importance_weights: Tensor | None = None,
+    *,
+    zero_tail: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Returns minus the baseline of least variance of their place in the response, taken over the group.
+
+    The optimal token baseline, Li et al. 2026 (arXiv:2602.07078). At each place, counted in trained tokens, the group's
+    returns are averaged under the weight of what a response has put into the gradient up to there: the sum of its
+    tokens' `logit_energy`.
+
+    Args:
+        rewards: [rows, tokens] float (see `token_rewards`); one on an untrained token is the trained one's before.
+        mask: [rows, tokens] bool, 1 = trained.
+        logit_energy: [rows, tokens] float, of the trained model: ``fl.logit_energy(policy, samples)``.
+        group: [rows] int.
+        importance_weights: [rows, tokens] float (see `flowrl.correction`), if the loss is multiplied by them: the
+            energies are multiplied by their squares.
+        zero_tail: where a response is the only one of its group that is so long, its own return is no baseline: it has
+            none there. False gives it an advantage of 0 there.
+
+    Returns:
+        [rows, tokens] advantages and [rows, tokens] returns, 0 where the mask is 0.
+
+    Raises:
+        ValueError: shapes differ, or an input is not finite.
+    """
+    trained = checked(mask, rewards=rewards, logit_energy=logit_energy)
+    energy = logit_energy.detach().double()
+    if importance_weights is not None:
+        checked(mask, importance_weights=importance_weights)
+        energy = energy * importance_weights.detach().double().square()
+    returns = credited(rewards, trained).flip(-1).cumsum(-1).flip(-1)
+    weight = torch.where(trained, energy, 0).cumsum(-1)[trained]
+    _, index = torch.unique(group, return_inverse=True)
+    place = index[:, None] * trained.shape[1] + trained.cumsum(-1)
+    x, cell, alive = shifted(returns[trained], place[trained])
+    weights = total(weight, cell, alive)
+    baseline = total(weight * x, cell, alive) / torch.where(weights > 0, weights, 1.0)
+    found = x - baseline[cell]
+    if zero_tail:
+        found = torch.where(alive[cell] > 1, found, returns[trained])
+    advantages = torch.zeros_like(returns).masked_scatter(trained, found)
+    return like(advantages, rewards), like(torch.where(trained, returns, 0), rewards)
