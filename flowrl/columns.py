@@ -15,6 +15,14 @@ GROUP = "group"
 """Not a column: a function may name it to get [rows] int, equal for rows of one prompt. One with ``per="group"``
 that does is called once for many groups."""
 
+MADE_BY: Mapping[str, str] = {
+    "old_logprobs": "pass fl.logprobs(policy, samples), of the model that is trained",
+    "ref_logprobs": "pass fl.logprobs(policy.frozen(), samples)",
+    "logit_energy": "pass fl.logit_energy(policy, samples)",
+    "importance_weights": "pass what flowrl.correction.truncated_is(samples, fl.logprobs(policy, samples)) gives",
+}
+"""What to do for a column that a built-in node writes and nobody asked for."""
+
 
 def bind(
     parameters: Sequence[inspect.Parameter],
@@ -189,5 +197,7 @@ def _unknown(name: str, streams: Sequence[Stream], node: str, at: Location) -> U
         node=node,
         found=f"columns {', '.join(visible)}" if visible else "no stream",
         wanted=f"a column '{name}'",
-        fix=did_you_mean(name, visible) or f"pass the handle that has '{name}', or any as {name}=...",
+        fix=MADE_BY.get(name)
+        or did_you_mean(name, visible)
+        or f"pass the handle that has '{name}', or any as {name}=...",
     )

@@ -125,7 +125,7 @@ class NodeFunction(Generic[P, R, S]):
             if self.check is not None:
                 self.check(parameters, **given)
         except GraphError as error:
-            error.node, error.at = node, at
+            error.problem, error.node, error.at = f"node '{node}': {error.problem}", node, at
             raise
 
 

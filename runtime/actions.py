@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -97,10 +97,12 @@ def function(worker: Worker, firing: Firing, parts: Parts) -> Made:
     """Call a user's function."""
     node = worker.plan.graph[firing.node]
     assert isinstance(node.spec, FunctionSpec)
-    called = call_function(node, node.spec, firing.keys, worker.arguments(firing, parts))
+    columns = worker.arguments(firing, parts)
+    called = call_function(node, node.spec, firing.keys, columns)
     if called.rows is not None or called.dropped:
         yield Emitted(called.rows, called.dropped)
-    yield {**{name: Sum(value, 1) for name, value in called.values.items()}, **_reward(worker, node, called.rows)}
+    values = {name: Sum(value, 1) for name, value in called.values.items()}
+    yield {**values, **_reward(worker, node, called.rows), **_correction(node, firing.keys, columns, called.rows)}
 
 
 def filter(worker: Worker, firing: Firing, parts: Parts) -> Made:
@@ -319,6 +321,21 @@ def _reward(worker: Worker, node: Node, rows: Rows | None) -> Metrics:
     if "scores" not in node.outputs or rows is None:
         return {}
     return {"reward" if node.name == worker.plan.reward else f"reward/{node.name}": _sum_of(rows)}
+
+
+def _correction(node: Node, keys: Sequence[Key], columns: Mapping[str, Column], rows: Rows | None) -> Metrics:
+    """Of a node that weighs trained tokens or narrows their mask: the mean weight, and the share that is left out."""
+    if rows is None or "mask" not in columns or not {"mask", "importance_weights"} & {*node.outputs}:
+        return {}
+    trained = Rows(keys, {"mask": columns["mask"]}).select(rows.keys)["mask"].values.astype(bool)
+    num_trained = float(trained.sum())
+    metrics: Metrics = {}
+    for name in {"mask", "importance_weights"} & {*node.outputs}:
+        found = rows[name].values[trained]
+        metrics[f"{node.name}/rejected"] = Sum(num_trained - float(np.count_nonzero(found)), num_trained)
+        if name == "importance_weights":
+            metrics[f"{node.name}/weight"] = Sum(float(found.sum(dtype=np.float64)), num_trained)
+    return metrics
 
 
 def _sum_of(scored: Rows | None) -> Sum:

@@ -163,7 +163,7 @@ def _check_weights(columns: Sequence[str], *, weights: Sequence[float] | None = 
     num_rewards = sum(column.startswith("scores[") for column in columns)
     if weights is not None and len(weights) != num_rewards:
         raise WrongType(
-            "GDPO weighs each reward",
+            "each reward has a weight",
             found=f"{len(weights)} weights for {num_rewards} rewards",
             wanted="one weight for each handle that has scores, in their order",
             fix=f"weights={(1.0,) * num_rewards}, or leave weights= out",

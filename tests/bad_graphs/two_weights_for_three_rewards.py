@@ -2,7 +2,7 @@
 
 error: WrongType
 node: gdpo
-message: GDPO weighs each reward
+message: node 'gdpo': each reward has a weight
 """
 
 import flowrl as fl

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl import advantages, kl, losses
+from flowrl import advantages, correction, kl, losses
 from flowrl.loss import Loss, LossFunction, loss
 
 Inputs = Mapping[str, Any]
@@ -100,6 +100,24 @@ def _adaptive(given: Inputs, params: dict[str, Any]) -> dict[str, Any]:
     return {"coefficient": kl.adapt(params.pop("initial"), given["observed_kl"], **params)}
 
 
+def _weights(function: Callable[..., Tensor], **settings: Any) -> Adapter:
+    def run(given: Inputs, params: dict[str, Any]) -> dict[str, Any]:
+        ratio = given["log_ratio"]  # the trainer's log-prob less the sampler's
+        return {"weights": function(torch.zeros_like(ratio), ratio, given["mask"], **settings, **params)}
+
+    return run
+
+
+def _rejected(by: correction.By, estimator: kl.Estimator) -> Adapter:
+    def run(given: Inputs, params: dict[str, Any]) -> dict[str, Any]:
+        *low, high = (float(bound) for bound in params.pop("threshold").split("_"))
+        settings = {"by": by, "estimator": estimator, "high": high, "low": low[0] if low else None, **params}
+        ratio = given["log_ratio"]
+        return {"mask": correction.reject(torch.zeros_like(ratio), ratio, given["mask"], **settings).double()}
+
+    return run
+
+
 POLICY_LOSSES: Mapping[str, LossFunction[..., Any]] = {
     "ppo_clip": losses.ppo_clip,
     "gpg": losses.policy_gradient,
@@ -127,6 +145,14 @@ ADAPTERS: Mapping[str, Adapter] = {
     )},
     **{f"kl/{estimator}": _kl(estimator) for estimator in ("k1", "k2", "k3", "abs")},
     "kl/adaptive_coefficient": _adaptive,
+    "correction/truncated_token": _weights(correction.truncated_is),
+    "correction/truncated_sequence": _weights(correction.truncated_is, level="sequence"),
+    "correction/icepop_token": _weights(correction.icepop),
+    "correction/reject_token_k1": _rejected("token", "k1"),
+    "correction/reject_seq_mean_k1": _rejected("seq-mean", "k1"),
+    "correction/reject_seq_sum_k1": _rejected("seq-sum", "k1"),
+    "correction/reject_seq_mean_k2": _rejected("seq-mean", "k2"),
+    "correction/reject_seq_max_k2": _rejected("seq-max", "k2"),
     **{f"policy_loss/{name}": _on_loss(function, "logprobs") for name, function in POLICY_LOSSES.items()},
     "value_loss/clipped": _on_loss(losses.value_clip, "values"),
 }  # fmt: skip
