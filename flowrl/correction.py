@@ -1,8 +1,8 @@
 """Correction for a sampler that is not quite the policy that is trained: another engine, precision or version.
 
 All compare the sampler's ``logprobs`` with ``old_logprobs``, which the trainer computes of the same tokens before its
-first optimizer step, by ``fl.logprobs(policy, samples)``. `truncated_is` and `icepop` write ``importance_weights``, which
-multiply a loss; `reject` narrows the ``mask``, so that a token neither is trained nor counts in a denominator::
+first optimizer step, by ``fl.logprobs(policy, samples)``. `truncated_is` and `icepop` write ``importance_weights``,
+which multiply a loss; `reject` narrows the ``mask``, so that a token neither is trained nor counts in a denominator::
 
     recomputed = fl.logprobs(policy, samples)
     weights = correction.truncated_is(samples, recomputed, cap=2.0)
