@@ -87,19 +87,23 @@ class Batch:
     """The same rows with each prompt once, when that leaves much less to compute."""
 
     def grid(self, values: Tensor) -> Tensor:
-        """[rows, longest response] with the wanted tokens' values ([wanted]) in place and 0 elsewhere."""
-        if values.numel() == self.mask.numel():
-            return values.view(self.mask.shape)  # no padding: they stand in order
-        return values.new_zeros(self.mask.shape).index_put((self.row, self.token), values)
+        """[rows, longest response] with the wanted tokens' values ([wanted]) in place and 0 elsewhere; k numbers a
+        token ([wanted, k]) stay together."""
+        shape = (*self.mask.shape, *values.shape[1:])
+        if len(values) == self.mask.numel():
+            return values.view(shape)  # no padding: they stand in order
+        return values.new_zeros(shape).index_put((self.row, self.token), values)
 
     def flat(self, column: Tensor) -> Tensor:
-        """[wanted] of a column that `column` gave."""
+        """[wanted] or [wanted, k] of a column that `column` gave."""
         if column.dim() == 1:
             return column[self.row]
-        return column.view(-1) if column.numel() == len(self.row) else column[self.row, self.token]
+        all_wanted = len(self.row) == self.mask.numel()
+        return column.flatten(0, 1) if all_wanted else column[self.row, self.token]
 
     def column(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A column as a tensor: [rows, longest response] when it is ragged, else [rows]; floats become `dtype`.
+        """A column as a tensor: [rows, longest response] or [rows, longest response, k] when it is ragged, else [rows];
+        floats become `dtype`.
 
         Raises:
             NodeError: there is no such column, it holds no numbers, or a row's length is not its response's.
@@ -115,7 +119,7 @@ class Batch:
             response: Ragged = self.rows["response_ids"]
             if not np.array_equal(column.offsets - column.offsets[0], response.offsets - response.offsets[0]):
                 raise _wrong_length(self.rows, name, column, response)
-            array = np.zeros(tuple(self.mask.shape), column.values.dtype)
+            array = np.zeros((*self.mask.shape, *column.values.shape[1:]), column.values.dtype)
             array[grid_of(column.lengths)] = packed(column)
         else:
             array = np.array(column)  # a copy: what came over a socket is read-only, and torch warns of that

@@ -4,7 +4,7 @@ A *key* is ``(step, prompt, sample)``, stable for the whole run. A prompt itself
 that all samples of its group share. `Rows` is what every node gets and gives; a column is one of
 
 * a numpy array [rows]: one number a row,
-* a `Ragged`: one array of numbers a row, stored as packed values + offsets,
+* a `Ragged`: one array of numbers a row, [tokens] or [tokens, k], stored as packed values + offsets,
 * a list [rows] of str, or of plain Python values (what msgpack carries).
 """
 
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import NodeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,19 +68,28 @@ class Ragged:
     """One array of numbers a row: ``values[offsets[i]:offsets[i + 1]]`` is row i."""
 
     values: NDArray[Any]
-    """[sum of lengths] packed values."""
+    """[sum of lengths] packed values, or [sum of lengths, k] of a column with k numbers a token."""
     offsets: NDArray[np.int64]
     """[rows + 1] int64, from 0 to ``len(values)``, never falling."""
 
     @classmethod
     def pack(cls, arrays: Sequence[Any], dtype: str) -> Ragged:
-        """Pack one array a row, each of any length (0 included)."""
+        """Pack one array a row, each of any length (0 included).
+
+        Raises:
+            ValueError: one row is [tokens, k] and another, that is not empty, is not.
+        """
         lengths = np.fromiter((len(array) for array in arrays), np.int64, len(arrays))
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        values = np.empty(int(offsets[-1]), dtype)
-        for row, start, end in zip(arrays, offsets[:-1], offsets[1:], strict=True):
-            values[start:end] = row
+        width = _width_of(arrays)
+        values = np.empty((int(offsets[-1]), *width), dtype)
+        bounds = offsets.tolist()
+        for row, start, end in zip(arrays, bounds[:-1], bounds[1:], strict=True):
+            if start < end:
+                if width and np.shape(row)[1:] != width:  # an assignment would repeat some of these in silence
+                    raise ValueError(f"a row of shape {np.shape(row)} among rows [tokens, {width[0]}]")
+                values[start:end] = row
         return cls(values, offsets)
 
     def __len__(self) -> int:
@@ -103,6 +114,15 @@ class Ragged:
         np.cumsum(lengths, out=offsets[1:])
         positions = np.arange(offsets[-1]) + np.repeat(self.offsets[wanted] - offsets[:-1], lengths)
         return Ragged(self.values[positions], offsets)
+
+
+def _width_of(arrays: Sequence[Any]) -> tuple[int, ...]:
+    """(k,) of rows [tokens, k], () of rows [tokens]."""
+    first = next((array for array in arrays if len(array)), None)
+    if first is None:  # an empty array still has its width, an empty list has none
+        first = next((array for array in arrays if len(np.shape(array)) > 1), ())
+        return np.shape(first)[1:]
+    return np.shape(first[0])
 
 
 Column = Any
@@ -161,12 +181,16 @@ class Rows:
 
     @staticmethod
     def concat(parts: Sequence[Rows]) -> Rows:
-        """All rows of parts that have the same columns."""
+        """All rows of parts that have the same columns.
+
+        Raises:
+            NodeError: a token has k numbers of a column in one part, and not k in another.
+        """
         if len(parts) == 1:
             return parts[0]
         keys = [key for part in parts for key in part.keys]
         names = list(parts[0].columns) if parts else []
-        return Rows(keys, {name: _concat([part.columns[name] for part in parts]) for name in names})
+        return Rows(keys, {name: _concat(name, [part.columns[name] for part in parts]) for name in names})
 
     @staticmethod
     def join(keys: Sequence[Key], parts: Sequence[Rows]) -> Rows:
@@ -199,13 +223,29 @@ def _take(column: Column, rows: Sequence[int]) -> Column:
     return column[np.asarray(rows, np.int64)]
 
 
-def _concat(columns: Sequence[Column]) -> Column:
+def _concat(name: str, columns: Sequence[Column]) -> Column:
     if isinstance(columns[0], Ragged):
         offsets = np.concatenate([[0], *(column.lengths for column in columns)]).cumsum()
-        return Ragged(np.concatenate([column.values for column in columns]), offsets.astype(np.int64))
+        packed = [column.values for column in columns]
+        if len({values.shape[1:] for values in packed}) > 1:
+            packed = _of_one_width(name, packed)
+        return Ragged(np.concatenate(packed), offsets.astype(np.int64))
     if isinstance(columns[0], list):
         return [value for column in columns for value in column]
     return np.concatenate(columns)
+
+
+def _of_one_width(name: str, packed: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Those that hold a token: a part without any may not know the width of its column."""
+    filled = [values for values in packed if len(values)] or packed[:1]
+    shapes = sorted({values.shape[1:] for values in filled})
+    if len(shapes) > 1:
+        raise NodeError(
+            f"column '{name}' has not the same number of values for every token",
+            found=" and ".join(f"[tokens{''.join(f', {size}' for size in shape)}]" for shape in shapes),
+            wanted="[tokens, k] with one k for the whole run",
+        )
+    return filled
 
 
 def _num_bytes(column: Column) -> int:

@@ -69,7 +69,8 @@ class Arguments:
     def by_rows(self) -> Callable[[Sequence[int]], Any]:
         """A function of rows' positions that calls for those together.
 
-        It is given tensors, [rows] or [rows, tokens] padded at the right with 0, and lists of what no tensor holds.
+        It is given tensors, [rows] or, padded at the right with 0, [rows, tokens] or [rows, tokens, k], and lists of
+        what no tensor holds.
         Each column becomes a tensor once, however many calls take their rows of it.
         """
         function, settings = self.function, self.settings
@@ -129,9 +130,9 @@ def _pick(tensor: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _pad(column: Ragged) -> Tensor:
-    """[rows, longest], padded at the right with 0."""
+    """[rows, longest] or [rows, longest, k], padded at the right with 0."""
     lengths = column.lengths
-    padded = np.zeros((len(lengths), int(lengths.max(initial=0))), column.values.dtype)
+    padded = np.zeros((len(lengths), int(lengths.max(initial=0)), *column.values.shape[1:]), column.values.dtype)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = column.values
     return torch.from_numpy(padded)
 

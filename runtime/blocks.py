@@ -3,7 +3,7 @@
 =====================  ==============================================================
 keys                   one DENSE int32 field [rows, 3], found through `Header.KEYS`
 numpy array            DENSE
-`Ragged`               PACKED values, then DENSE offsets [rows + 1]
+`Ragged`               PACKED values [tokens] or [tokens, k], then DENSE offsets [rows + 1]
 list of str            TEXT: utf-8 blob, then DENSE int32 byte offsets [rows + 1]
 any other list         MSGPACK: one msgpack list
 =====================  ==============================================================
@@ -111,8 +111,9 @@ def _add_column(writer: BodyWriter, name: object, column: Column, what: str) -> 
     if kind is np.ndarray:
         _add_array(writer, name, column, FieldKind.DENSE, what)
     elif kind is Ragged:
-        _check_offsets(column.offsets, len(column.values), what)
         _add_array(writer, name, column.values, FieldKind.PACKED, what)
+        _check_packed(column.values.shape, what)
+        _check_offsets(column.offsets, len(column.values), what)
         _add_array(writer, name, column.offsets, FieldKind.DENSE, what)
     elif kind is list and all(type(value) is str for value in column):
         _add_text(writer, name, column, what)
@@ -181,8 +182,8 @@ def _column(body: Body, field: Field, rest: Iterator[Field], num_rows: int) -> C
     elif field.kind == FieldKind.MSGPACK:
         column = _msgpack_list(body, field)
     elif field.kind == FieldKind.PACKED:
-        values = _array(body, field)
-        column = Ragged(values, _offsets(body, rest, values.shape[0] if values.ndim else 0, field.name))
+        _check_packed(field.shape, f"column {field.name!r}")
+        column = Ragged(_array(body, field), _offsets(body, rest, field.shape[0], field.name))
     else:
         column = _text(body, field, rest)
     if (field.kind == FieldKind.DENSE and not field.shape) or len(column) != num_rows:
@@ -221,6 +222,12 @@ def _offsets(body: Body, rest: Iterator[Field], num_values: int, name: str) -> N
     offsets = _array(body, field)
     _check_offsets(offsets, num_values, f"column {name!r}")
     return offsets
+
+
+def _check_packed(shape: Sequence[int], what: str) -> None:
+    """k is not 0: of no bytes any number of tokens can be claimed, which readers would take memory for."""
+    if len(shape) not in (1, 2) or shape[1:] in ((0,), [0]):
+        raise WireError(f"{what} packs values of no shape", found=list(shape), wanted="[tokens] or [tokens, k], k >= 1")
 
 
 def _check_offsets(offsets: NDArray[Any], num_values: int, what: str) -> None:

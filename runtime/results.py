@@ -29,8 +29,14 @@ NUMBERS: Mapping[str, str] = {
     "logit_energy": "float32",
     "importance_weights": "float32",
     "mask": "bool",
+    "teacher_ids": "int32",
+    "teacher_logprobs": "float32",
 }
-"""Columns whose values must be finite numbers, with their type: one a token, or (but for the mask) one a row."""
+"""Columns whose values must be finite numbers, with their type: one a token, or (but for those below) one a row."""
+WIDE = frozenset({"teacher_ids", "teacher_logprobs"})
+"""Columns of k values a token."""
+NEVER_A_ROWS = frozenset({"mask", *WIDE})
+"""Columns that have no one value for a row."""
 PER_TOKEN = frozenset({"response_ids", "logprobs", "versions", *NUMBERS}) - {"scores"}
 """Columns that have a value a response token, when they are ragged."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -39,7 +45,7 @@ MAX_SHOWN = 80
 """Characters of a value in an error."""
 
 Values = list[Any]
-"""One value a row: numbers, 1-D arrays, or plain Python values."""
+"""One value a row: numbers, arrays [tokens] or [tokens, k], or plain Python values."""
 
 
 def response_lengths(node: Node, columns: Mapping[str, Column]) -> NDArray[np.int64] | None:
@@ -68,7 +74,8 @@ def check_rows(node: Node, result: Any, keys: Sequence[Key], lengths: NDArray[np
     """What one call for several rows gave: for each output a value a row.
 
     Args:
-        lengths: [rows] response tokens, if known: [rows, tokens] results are padded, and are cut to them.
+        lengths: [rows] response tokens, if known: [rows, tokens] and [rows, tokens, k] results are padded, and are cut
+            to them.
     """
     outputs = (result,) if len(node.outputs) == 1 else result
     if not isinstance(outputs, tuple) or len(outputs) != len(node.outputs):
@@ -97,6 +104,7 @@ def collect(node: Node, name: str, values: Values) -> Column:
     """The right home for the values of a column: an array, a ragged array, or a list."""
     num_arrays = sum(isinstance(value, np.ndarray) for value in values)
     if num_arrays == len(values):
+        _check_widths(node, name, values)
         return Ragged.pack(values, np.result_type(*{value.dtype for value in values}).str)
     if num_arrays:
         found = f"arrays for {num_arrays} of {len(values)} rows, one value for the others"
@@ -109,6 +117,13 @@ def collect(node: Node, name: str, values: Values) -> Column:
     return values
 
 
+def _check_widths(node: Node, name: str, arrays: Values) -> None:
+    shapes = sorted({array.shape[1:] for array in arrays if len(array)})
+    if len(shapes) > 1:
+        found = " and ".join(f"[tokens{''.join(f', {size}' for size in shape)}]" for shape in shapes)
+        raise _wrong(node, f"rows of different widths for '{name}'", found, "[tokens, k] with one k for all rows")
+
+
 # --- several rows ---------------------------------------------------------------------------------------------------
 
 
@@ -118,16 +133,17 @@ def _output(node: Node, name: str, output: Any, keys: Sequence[Key], lengths: ND
     shape = values.shape if isinstance(values, np.ndarray) else None
     if shape == () or isinstance(values, str | bytes) or not isinstance(values, np.ndarray | Sequence):
         raise _wrong_value(node, output, wanted, _rows(keys))
-    if shape is not None and len(shape) > (1 if name == "scores" else 2):
+    most = 1 if name == "scores" else 2 if name in NUMBERS and name not in WIDE else 3
+    if shape is not None and len(shape) > most:
         raise _wrong(node, f"an array of {len(shape)} dimensions", f"shape {list(shape)} {_rows(keys)}", wanted)
     if len(values) != len(keys):
         count = f"{len(values)} value{'s' * (len(values) != 1)}"
         raise _wrong(node, f"{count} for {len(keys)} rows", f"{count} {_rows(keys)}", wanted)
     if isinstance(values, np.ndarray):
-        if values.ndim == 2 and lengths is not None:
+        if values.ndim > 1 and lengths is not None:
             return _cut(node, name, values, keys, lengths)
         if values.ndim == 1 and values.dtype.kind in "biuf":
-            if name in NUMBERS and name != "mask" and _all_finite(values):
+            if name in NUMBERS and name not in NEVER_A_ROWS and _all_finite(values):
                 return list(values.astype(np.float32, copy=False).tolist())
             values = values.tolist()
     known = [None] * len(keys) if lengths is None else lengths.tolist()
@@ -136,13 +152,16 @@ def _output(node: Node, name: str, output: Any, keys: Sequence[Key], lengths: ND
 
 
 def _cut(node: Node, name: str, values: NDArray[Any], keys: Sequence[Key], lengths: NDArray[np.int64]) -> Values:
-    """Rows of a padded [rows, tokens] array, without the padding."""
+    """Rows of a padded [rows, tokens] or [rows, tokens, k] array, without the padding."""
     longest = int(lengths.max())
     if values.shape[1] != longest:
-        found, wanted = f"shape {list(values.shape)} {_rows(keys)}", f"[{len(keys)}, {longest}], [rows, tokens]"
+        k = ", k" if values.ndim > 2 else ""
+        found, wanted = f"shape {list(values.shape)} {_rows(keys)}", f"[{len(keys)}, {longest}{k}], [rows, tokens{k}]"
         raise _wrong(node, f"'{name}' that fits no response", found, f"{wanted}, or a list of one array a row")
     rows = [row[:length] for row, length in zip(values, lengths.tolist(), strict=True)]
-    if name in NUMBERS and values.dtype.kind == "f" and name != "mask" and _all_finite(values):
+    num_axes = 3 if name in WIDE else 2
+    floats = NUMBERS.get(name) == "float32" and values.dtype.kind == "f"
+    if floats and values.ndim == num_axes and _all_finite(values):
         return [row.astype(np.float32, copy=False) for row in rows]
     return [_value(node, name, row, key, len(row)) for row, key in zip(rows, keys, strict=True)]
 
@@ -157,29 +176,43 @@ def _all_finite(values: NDArray[Any]) -> bool:
 def _value(node: Node, name: str, value: Any, key: Key, length: int | None) -> Any:
     if name not in NUMBERS:
         return _plain(node, value, f"for {key}")
-    if type(value) is float and -LARGEST <= value <= LARGEST and name != "mask":  # nearly every reward
+    if type(value) is float and -LARGEST <= value <= LARGEST and name not in NEVER_A_ROWS:  # nearly every reward
         return value
-    array = _array(value)
+    array = _table(value) if name in WIDE else _array(value)
     if array is not None and name != "scores":
         return _tokens(node, name, array, key, length)
-    if name == "mask":
-        raise _wrong_value(node, value, "a truth value a response token", f"for {key}")
+    if name in NEVER_A_ROWS:
+        what = "a truth value" if name == "mask" else "k numbers"
+        raise _wrong_value(node, value, f"{what} a response token", f"for {key}")
     return _number(node, value, f"for {key}")
 
 
 def _tokens(node: Node, name: str, array: NDArray[Any], key: Key, length: int | None) -> NDArray[Any]:
-    """One number a response token."""
-    if array.ndim != 1 or array.dtype.kind not in "biuf":
+    """One number a response token, or k of them."""
+    if not array.size and not length and name in WIDE:
+        return np.zeros(0, NUMBERS[name])  # a response without tokens: k is that of the other rows
+    shape, num_axes = ("[tokens, k]", 2) if name in WIDE else ("[tokens]", 1)
+    kinds, numbers = ("iu", "integers") if name == "teacher_ids" else ("biuf", "numbers")
+    if array.ndim != num_axes or array.dtype.kind not in kinds or 0 in array.shape[1:]:
         found = f"shape {list(array.shape)}, {array.dtype} for {key}"
-        raise _wrong(node, f"an array of {array.ndim} dimensions", found, "[tokens] numbers")
+        raise _wrong(node, f"an array of {array.ndim} dimensions", found, f"{shape} {numbers}")
     if length is not None and len(array) != length:
         found = f"{len(array)} values of '{name}' for {key}"
         raise _wrong(node, f"'{name}' that fits no response", found, f"{length}, one a response token")
-    allowed = np.isin(array, (0, 1)) if name == "mask" else np.abs(array) <= LARGEST
+    allowed, wanted = _allowed(name, array)
     if not allowed.all():
-        wanted = "truth values" if name == "mask" else "finite numbers"
-        raise _wrong_value(node, array[~allowed][0].item(), wanted, f"at token {int(np.argmin(allowed))} of {key}")
+        token = int(np.nonzero(~allowed)[0][0])
+        raise _wrong_value(node, array[~allowed][0].item(), wanted, f"at token {token} of {key}")
     return array.astype(NUMBERS[name], copy=False)
+
+
+def _allowed(name: str, array: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
+    """Which values a column may hold, and what they are called."""
+    if name == "mask":
+        return np.isin(array, (0, 1)), "truth values"
+    if name == "teacher_ids":
+        return (array >= 0) & (array < 1 << 31), "token ids"
+    return np.abs(array) <= LARGEST, "finite numbers"
 
 
 def _number(node: Node, value: Any, where: str) -> float:
@@ -190,13 +223,18 @@ def _number(node: Node, value: Any, where: str) -> float:
 
 
 def _plain(node: Node, value: Any, where: str) -> Any:
-    """A value of an ordinary column: a 1-D array of numbers, or what a message carries."""
+    """A value of an ordinary column: an array of numbers [tokens] or [tokens, k], or what a message carries."""
     if type(value) in (str, int, float, bool) and (type(value) is not int or abs(value) < 1 << 63):
         return value
     if value is None:
         raise _wrong_value(node, None, "a value; to leave a row out, use fl.filter or on_error='drop'", where)
     found = _to_numpy(value)
-    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "biuf":
+    if (
+        isinstance(found, np.ndarray)
+        and found.dtype.kind in "biuf"
+        and found.ndim in (1, 2)
+        and 0 not in found.shape[1:]
+    ):
         return found
     return _carried(node, found, where)
 
@@ -215,7 +253,9 @@ def _carried(node: Node, value: Any, where: str) -> Any:
         return [_carried(node, item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {name: _carried(node, item, where) for name, item in value.items()}
-    raise _wrong_value(node, value, "a number of 64 bits, text, a 1-D array, or lists and dicts of such", where)
+    raise _wrong_value(
+        node, value, "a number of 64 bits, text, an array [tokens] or [tokens, k], or lists and dicts", where
+    )
 
 
 def _array(value: Any) -> NDArray[Any] | None:
@@ -224,6 +264,16 @@ def _array(value: Any) -> NDArray[Any] | None:
         return np.asarray(value) if all(isinstance(item, bool | int | float | np.number) for item in value) else None
     found = _to_numpy(value)
     return found if isinstance(found, np.ndarray) and found.ndim else None
+
+
+def _table(value: Any) -> NDArray[Any] | None:
+    """A value that holds k numbers a token as an array; None for any other."""
+    if isinstance(value, list | tuple):
+        try:
+            return np.asarray([_to_numpy(row) for row in value])
+        except ValueError:  # rows of different lengths
+            return None
+    return _array(value)
 
 
 def _to_numpy(value: Any) -> Any:

@@ -375,6 +375,29 @@ def test_padded_results_are_cut_to_the_responses() -> None:
     assert rows["rewards"].values.dtype == np.float32
 
 
+@pytest.mark.parametrize("per", ["row", "group", "batch"])
+def test_a_column_of_k_numbers_a_token_is_a_table_for_a_row_and_padded_for_several(per: Any) -> None:
+    seen: list[Any] = []
+
+    @fl.node(out="teacher_logprobs", per=per)
+    def halved(logprobs: Any) -> Any:
+        seen.append(logprobs)
+        return logprobs / 2
+
+    wide = Ragged.pack([[[-1, -2]], [[-3, -4], [-5, -6], [-7, -8]], []], "float32")
+    rows = call(halved, logprobs=wide).rows
+    assert rows is not None
+    assert rows["teacher_logprobs"].values.tolist() == (wide.values / 2).tolist()
+    assert rows["teacher_logprobs"].lengths.tolist() == [1, 3, 0]
+    if per == "row":
+        assert [table.shape for table in seen] == [(1, 2), (3, 2), (0, 2)]
+        with pytest.raises(ValueError, match="read-only"):
+            seen[0][0, 0] = 1
+    else:
+        assert seen[0].shape == (3, 3, 2)
+        assert seen[0][0].tolist() == [[-1, -2], [0, 0], [0, 0]]
+
+
 def test_padding_may_hold_anything_and_tokens_may_not() -> None:
     @fl.node(out="rewards", per="batch")
     def spread(mask: Tensor) -> Tensor:

@@ -29,7 +29,12 @@ def tokens(response: str) -> Any:
     return response
 
 
-NOTE, TOKENS = declare(note), declare(tokens)
+@fl.node(out=("teacher_ids", "teacher_logprobs"))
+def teach(response: str) -> Any:
+    return response
+
+
+NOTE, TOKENS, TEACH = declare(note), declare(tokens), declare(teach)
 
 
 def column(*values: Any) -> Any:
@@ -65,11 +70,22 @@ def test_arrays_of_each_row_make_a_ragged_column_that_holds_them_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, {1}, object(), (x for x in "a"), 1 << 63, {1: 2}, np.zeros((2, 2)), np.array(["a"]), [object()], 1j]
+    "value",
+    [None, {1}, object(), (x for x in "a"), 1 << 63, {1: 2}, np.zeros((2, 2, 2)), np.array(["a"]), [object()], 1j],
 )
 def test_a_value_that_does_not_travel_is_refused_where_it_is_made(value: Any) -> None:
     with pytest.raises(ResultError, match=r"(?s)function 'note' of node 'judge' gave .* for step 1 prompt 0 sample 0"):
         column(value)
+
+
+def test_tables_of_each_row_make_a_ragged_column_of_their_width() -> None:
+    found = column(np.array([[1, 2], [3, 4]]), torch.tensor([[0.5, 1.5]]), np.zeros((0, 2)))
+    assert isinstance(found, Ragged)
+    assert [row.tolist() for row in found] == [[[1.0, 2.0], [3.0, 4.0]], [[0.5, 1.5]], []]
+    with pytest.raises(ResultError, match=r"(?s)rows of different widths for 'x'.*\[tokens, 2\] and \[tokens, 3\]"):
+        column(np.zeros((1, 2)), np.zeros((4, 3)))
+    with pytest.raises(ResultError, match=r"(?s)different widths.*\[tokens\] and \[tokens, 3\]"):
+        column(np.zeros(3), np.zeros((4, 3)))
 
 
 def test_arrays_and_numbers_do_not_mix() -> None:
@@ -113,3 +129,54 @@ def test_finite_numbers_come_through_unchanged(values: list[float]) -> None:
     for given_as in (values, np.array(values, np.float32), torch.tensor(values)):
         [found] = check_rows(TOKENS, given_as, keys, None)
         assert collect(TOKENS, "rewards", found).tolist() == values
+
+
+def teacher(ids: Any, logprobs: Any, length: int | None = 2) -> list[Any]:
+    """What a teacher of the user's own gives for one row."""
+    return check_row(TEACH, (ids, logprobs), KEYS[0], length)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_a_teacher_of_ones_own_gives_tables_of_ids_and_logprobs(kind: Any) -> None:
+    ids, logprobs = teacher(kind([[3, 1], [2, 7]]), kind([[-0.5, -1.5], [-0.25, -2.0]]))
+    assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
+    assert ids.tolist() == [[3, 1], [2, 7]]
+    assert logprobs.tolist() == [[-0.5, -1.5], [-0.25, -2.0]]
+
+
+def test_a_response_without_tokens_leaves_the_width_to_the_other_rows() -> None:
+    rows = [teacher([[3, 1]], [[-0.5, -1.5]], 1), teacher([], [], 0)]
+    found = collect(TEACH, "teacher_ids", [row[0] for row in rows])
+    assert found.values.tolist() == [[3, 1]]
+    assert found.lengths.tolist() == [1, 0]
+
+
+GOOD = [[-0.5, -1.5], [-0.25, -2.0]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "what"),
+    [
+        ([[3, 1], [2, 7]], [[-0.5, -1.5], [-0.25, np.nan]], "nan at token 1 of step 1 prompt 0 sample 0"),
+        ([[3, 1], [2, 7]], [-0.5, -1.5], r"\[tokens, k\] numbers"),
+        ([[3, 1], [2, 7]], -0.5, "k numbers a response token"),
+        ([[3, 1], [2, 7]], [[-0.5, -1.5]], "1 values of 'teacher_logprobs'"),
+        ([[3, 1], [2, 7]], [[-0.5], [-0.5, -1.5]], "k numbers a response token"),
+        ([[3, 1], [2, 7]], np.zeros((2, 0)), r"\[tokens, k\] numbers"),
+        ([[3.0, 1.0], [2.0, 7.0]], GOOD, r"\[tokens, k\] integers"),
+        ([[3, 1], [-2, 7]], GOOD, "-2 at token 1 .*wanted: token ids"),
+        ([[3, 1 << 32], [2, 7]], GOOD, "4294967296 at token 0 .*wanted: token ids"),
+    ],
+)
+def test_a_teachers_wrong_table_is_refused_where_it_is_made(ids: Any, logprobs: Any, what: str) -> None:
+    with pytest.raises(ResultError, match=f"(?s){what}"):
+        teacher(ids, logprobs)
+
+
+def test_padded_tables_of_several_rows_are_cut_to_the_responses() -> None:
+    lengths = np.array([1, 2])
+    ids, logprobs = check_rows(TEACH, (torch.arange(12).view(2, 2, 3), torch.zeros(2, 2, 3)), KEYS[:2], lengths)
+    assert [row.tolist() for row in ids] == [[[0, 1, 2]], [[6, 7, 8], [9, 10, 11]]]
+    assert [row.shape for row in logprobs] == [(1, 3), (2, 3)]
+    with pytest.raises(ResultError, match=r"(?s)shape \[2, 4, 3\].*\[2, 2, k\], \[rows, tokens, k\]"):
+        check_rows(TEACH, (torch.zeros(2, 2, 3).long(), torch.zeros(2, 4, 3)), KEYS[:2], lengths)

@@ -46,12 +46,17 @@ def keys(num_rows: int) -> list[Key]:
 
 
 def columns(num_rows: int) -> st.SearchStrategy[Any]:
-    def ragged(lengths: list[int]) -> Ragged:
-        return Ragged.pack([np.arange(length) for length in lengths], "int32")
+    def ragged(lengths: list[int], width: int | None) -> Ragged:
+        shape = () if width is None else (width,)
+        return Ragged.pack([np.full((length, *shape), length) for length in lengths], "int32")
 
     return (
         st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, st.just((num_rows,)) | st.just((num_rows, 3))))
-        | st.lists(st.integers(0, 5), min_size=num_rows, max_size=num_rows).map(ragged)
+        | st.builds(
+            ragged,
+            st.lists(st.integers(0, 5), min_size=num_rows, max_size=num_rows),
+            st.none() | st.integers(1, 3),
+        )
         | st.lists(st.text(CHARACTERS), min_size=num_rows, max_size=num_rows)
         | st.lists(PLAIN, min_size=num_rows, max_size=num_rows)
     )
@@ -195,6 +200,8 @@ def test_a_value_at_the_edge_of_its_type_comes_back_equal(value: object) -> None
         Ragged(np.arange(3), np.array([0, 2, 4])),
         Ragged(np.arange(3), np.array([0, 4, 3])),
         Ragged([1, 2], np.array([0, 1, 2])),  # type: ignore[arg-type]
+        Ragged(np.zeros((3, 0)), np.array([0, 2, 3])),
+        Ragged(np.zeros((3, 2, 2)), np.array([0, 2, 3])),
         ["x", "\udc00"],
     ],
     ids=repr,
@@ -313,6 +320,18 @@ def test_a_field_that_does_not_lie_in_its_body_is_refused(field: object) -> None
         decode_rows(message, [memoryview(bytes(72))])
 
 
+@pytest.mark.parametrize("shape", [[2**40, 0], [2**40, 0, 8], [0, 2**62, 2**62], []], ids=repr)
+def test_packed_values_of_no_bytes_cannot_claim_rows_that_readers_take_memory_for(shape: list[int]) -> None:
+    body = np.array([1, 2, 3, 0], np.int32).tobytes() + bytes(48) + np.array([0, *shape[:1]], np.int64).tobytes()
+    offsets = ["a", 5, 0, [1 + len(shape[:1])], 64, 8 + 8 * len(shape[:1])]
+    size = 0 if shape else 4
+    header = {0: 1, 1: [["keys", 4, 0, [1, 3], 0, 12], ["a", 4, 1, shape, 64, size], offsets], 2: 0}
+    packed = wire.pack_header(header, what="test")
+    message = wire.decode(wire.Payload(packed, len(packed), Flag.OOB.value, [body]).first_frame(Kind.DATA, seq=1))
+    with pytest.raises(WireError, match="column 'a' packs values of no shape"):
+        decode_rows(message, [memoryview(body)])
+
+
 def decode_all(frame: bytes, body: list[memoryview]) -> None:
     """All that an inbox does to a frame; anything but WireError escapes."""
     try:
@@ -326,7 +345,15 @@ def decode_all(frame: bytes, body: list[memoryview]) -> None:
 
 
 VALID = encode_rows(
-    Rows(keys(3), {"t": ["a", "é", ""], "r": Ragged.pack([[1], [], [2, 3]], "int32"), "j": [{}, [1], None]})
+    Rows(
+        keys(3),
+        {
+            "t": ["a", "é", ""],
+            "r": Ragged.pack([[1], [], [2, 3]], "int32"),
+            "k": Ragged.pack([[[1, 2]], [], []], "int8"),
+            "j": [{}, [1], None],
+        },
+    )
 ).first_frame(Kind.DATA, seq=1)
 
 
