@@ -16,7 +16,7 @@ from flowrl.errors import LengthError, NodeError
 from flowrl.rows import Key
 
 from .network import Network
-from .sampling import choose, row_seeds, uniforms
+from .sampling import choose, choose_likeliest, row_seeds, uniforms
 
 COMPACT_AT = 0.25
 """Share of ended rows above which the others move together: copying the cache costs about one step of what it saves."""
@@ -29,7 +29,7 @@ SAMPLER_BYTES = 32
 def generate(
     network: Network, tokenizer: Tokenizer, prompts: Sequence[Prompt], sampling: Sampling, seed: int, version: int
 ) -> Iterator[list[Response]]:
-    """Answer each prompt ``sampling.n`` times; see `flowrl.backend.Backend.generate`.
+    """Answer each prompt ``sampling.group_size`` times; see `flowrl.backend.Backend.generate`.
 
     Raises:
         LengthError: a prompt and the longest response are longer than the model.
@@ -55,12 +55,12 @@ class Decoding:
         version: int,
     ) -> None:
         self.sampling, self.version, self.tokenizer = sampling, version, tokenizer
-        self.keys = [Key(p.key.step, p.key.prompt, sample) for p in prompts for sample in range(sampling.n)]
+        self.keys = [Key(p.key.step, p.key.prompt, sample) for p in prompts for sample in range(sampling.group_size)]
         self.num_open = len(self.keys)
         self.position = 0
         self._device = next(network.module.parameters()).device
         with torch.inference_mode():
-            self._decoder = network.decoder(*self._padded(prompts), sampling.n, sampling.max_new_tokens - 1)
+            self._decoder = network.decoder(*self._padded(prompts), sampling.group_size, sampling.max_new_tokens - 1)
             shape = (self.num_open, sampling.max_new_tokens)
             self._ids = torch.zeros(shape, dtype=torch.int64, device=self._device)
             self._logprobs = torch.zeros(shape, dtype=torch.float32, device=self._device)
@@ -68,6 +68,8 @@ class Decoding:
             self._uniforms = torch.from_numpy(drawn).to(self._device)
             self._open = torch.ones(self.num_open, dtype=torch.bool, device=self._device)
             self._ends = self._end_table(network.vocab_size)
+            greedy = [key.sample >= sampling.n for key in self.keys]
+            self._greedy = torch.tensor(greedy, device=self._device) if sampling.greedy else None
 
     @torch.inference_mode()
     def step(self) -> list[Response]:
@@ -80,6 +82,10 @@ class Decoding:
             top_k=self.sampling.top_k,
             top_p=self.sampling.top_p,
         )
+        if self._greedy is not None:
+            likeliest, most = choose_likeliest(self._decoder.logits, self.sampling.temperature)
+            chosen = torch.where(self._greedy, likeliest, chosen)
+            logprobs = torch.where(self._greedy, most, logprobs)
         self._ids[:, at] = chosen
         self._logprobs[:, at] = logprobs
         self.position += 1
@@ -129,6 +135,7 @@ class Decoding:
         self._decoder.select(stay)
         self._ids, self._logprobs = self._ids[stay], self._logprobs[stay]
         self._uniforms, self._open = self._uniforms[stay], self._open[stay]
+        self._greedy = None if self._greedy is None else self._greedy[stay]
         self.keys = [self.keys[slot] for slot in stay.tolist()]
         return stay
 
@@ -182,7 +189,7 @@ def _chunks(network: Network, prompts: Sequence[Prompt], sampling: Sampling) -> 
         return
     longest = max(len(prompt.ids) for prompt in prompts) + sampling.max_new_tokens
     row_bytes = longest * network.cache_bytes + network.vocab_size * SAMPLER_BYTES
-    size = max(1, _free_bytes(network) // (row_bytes * sampling.n))
+    size = max(1, _free_bytes(network) // (row_bytes * sampling.group_size))
     for start in range(0, len(prompts), size):
         yield prompts[start : start + size]
 

@@ -71,6 +71,12 @@ def choose(logits: Tensor, uniform: Tensor, *, temperature: float, top_k: int, t
     return ids[:, 0], logprobs.gather(-1, ids)[:, 0]
 
 
+def choose_likeliest(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """[rows] int64 most likely ids, and their log-probs over the full vocabulary at `temperature`."""
+    most, ids = torch.log_softmax(scaled_logits(logits, temperature), -1).max(-1)
+    return ids, most
+
+
 def _choose_likely(logprobs: Tensor, uniform: Tensor, top_k: int, top_p: float) -> Tensor:
     """[rows, 1] ids from the `top_k` most likely tokens, and of these from the fewest that hold `top_p`."""
     ordered, ids = logprobs.sort(dim=-1, descending=True, stable=True)

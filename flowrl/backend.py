@@ -60,6 +60,8 @@ class Sampling:
 
     n: int = 1
     """Responses to each prompt."""
+    greedy: int = 0
+    """Responses beside those that take the most likely token each time: the baselines of ReMax. They come last."""
     max_new_tokens: int = 64
     """Longest response, in tokens; the one that ends a response counts."""
     temperature: float = 1.0
@@ -72,6 +74,11 @@ class Sampling:
     """Strings that end a response once they are part of its text."""
     ignore_eos: bool = False
     """Sample to `max_new_tokens` whatever is sampled."""
+
+    @property
+    def group_size(self) -> int:
+        """All responses to a prompt."""
+        return self.n + self.greedy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +154,7 @@ class Backend(Protocol):
     tokenizer: Tokenizer
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Sequence[Response]]:
-        """Answer each prompt `sampling.n` times; yield, with each decoding step, the responses that it ends.
+        """Answer each prompt `sampling.group_size` times; yield, with each decoding step, the responses that it ends.
 
         A step that ends none yields nothing but a sign of life: an empty sequence.
 

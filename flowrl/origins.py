@@ -51,7 +51,7 @@ class Origins:
     def group_size(self, name: str) -> int:
         """Samples of a prompt in the rows of a node; 0 when no rollout made them."""
         specs = [node.spec for node in self.rollouts[name]]
-        return min((spec.sampling.n for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+        return min((spec.sampling.group_size for spec in specs if isinstance(spec, RolloutSpec)), default=0)
 
     def longest_response(self, name: str) -> int:
         """Tokens of the longest response in the rows of a node; 0 when no rollout made them."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrl.backend import Metrics, Prompt, Response, Sum, Tokenizer
+from flowrl.backend import Metrics, Prompt, Response, Sampling, Sum, Tokenizer
 from flowrl.checksum import weights_checksum
 from flowrl.columns import positional, slots
 from flowrl.data import PromptReader, PromptSettings
@@ -77,7 +77,7 @@ def rollout(worker: Worker, firing: Firing, parts: Parts) -> Made:
     counts = _Counts()
     for chunk in _chunks(model.generate(asked, spec.sampling, worker.seed)):
         counts.add(chunk)
-        rows = _response_rows(chunk, firing.version, model.tokenizer)
+        rows = _response_rows(chunk, firing.version, model.tokenizer, spec.sampling)
         yield Emitted(rows, lengths=tuple(lengths[r.key.group] + len(r.ids) for r in chunk))
     yield counts.metrics()
 
@@ -152,7 +152,7 @@ def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
     asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, columns["prompt_ids"], strict=True)]
     ended = chain.from_iterable(model.generate(asked, node.spec.sampling, worker.seed))
     responses = sorted(ended, key=lambda response: response.key)
-    made = _response_rows(responses, firing.version, model.tokenizer)
+    made = _response_rows(responses, firing.version, model.tokenizer, node.spec.sampling)
     shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
     called = _score(worker, node.name, node.spec, made.with_columns(**shared.columns))
     metrics = {node.name: _sum_of(called.rows)}
@@ -254,17 +254,19 @@ def _chunks(steps: Iterator[Sequence[Response]]) -> Iterator[list[Response]]:
         yield chunk
 
 
-def _response_rows(responses: Sequence[Response], version: int, tokenizer: Tokenizer) -> Rows:
+def _response_rows(responses: Sequence[Response], version: int, tokenizer: Tokenizer, sampling: Sampling) -> Rows:
     ids = Ragged.pack([response.ids for response in responses], "int32")
-    ones = Ragged(np.ones(len(ids.values), np.bool_), ids.offsets)
+    greedy = np.array([response.key.sample >= sampling.n for response in responses], np.bool_)
     columns: dict[str, Column] = {
         "response_ids": ids,
         "response": [tokenizer.decode(response.ids) for response in responses],
-        "mask": ones,
+        "mask": Ragged(np.repeat(~greedy, ids.lengths), ids.offsets),
         "logprobs": Ragged.pack([response.logprobs for response in responses], "float32"),
         "stop": [response.stop for response in responses],
         "versions": Ragged(np.full(len(ids.values), version, np.int32), ids.offsets),
     }
+    if sampling.greedy:
+        columns["greedy"] = greedy
     return Rows([response.key for response in responses], columns)
 
 

@@ -135,7 +135,9 @@ def compile_plan(graph: Graph) -> Plan:
         stages=stages,
         pools=pools,
         prompts_per_step=_prompts_per_step(graph, spaces),
-        samples_per_prompt={n.name: n.spec.sampling.n for n in graph.nodes.values() if isinstance(n.spec, RolloutSpec)},
+        samples_per_prompt={
+            n.name: n.spec.sampling.group_size for n in graph.nodes.values() if isinstance(n.spec, RolloutSpec)
+        },
         staleness={n.name: n.spec.staleness for n in graph.nodes.values() if isinstance(n.spec, RolloutSpec)},
     )
 

@@ -7,13 +7,14 @@ float32, float64 for float64 input, without a gradient.
 """
 
 from .group import dr_grpo, gdpo, gpg, grpo, grpo_passk, opo, reinforce_pp_baseline, rloo
-from .returns import gae, otb, reinforce_pp, remax, token_rewards
+from .returns import gae, greedy_baseline, otb, reinforce_pp, remax, token_rewards
 
 __all__ = [
     "dr_grpo",
     "gae",
     "gdpo",
     "gpg",
+    "greedy_baseline",
     "grpo",
     "grpo_passk",
     "opo",

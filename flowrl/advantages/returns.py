@@ -87,6 +87,33 @@ def reinforce_pp(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> tuple[
     return like(whiten(returns, trained), rewards), like(returns, rewards)
 
 
+@node(out="baseline_scores", per="group", on_error="drop")
+def greedy_baseline(scores: Tensor, greedy: Tensor, group: Tensor) -> Tensor:
+    """The score of the same prompt's greedy response, for `remax`; of several, their mean.
+
+    A prompt whose greedy response was dropped has no baseline: its samples are dropped too.
+
+    Args:
+        scores: [rows] float.
+        greedy: [rows] bool, of ``fl.rollout(..., greedy=1)``.
+        group: [rows] int.
+
+    Returns:
+        [rows] baseline scores.
+
+    Raises:
+        ValueError: a group has no greedy response; shapes differ; a score is not finite.
+    """
+    x, index, count = shifted(scores, group)
+    lowest = scores.detach().double() - x
+    taken = greedy.double()
+    num_greedy = total(taken, index, count)
+    alone = (num_greedy[index] == 0).nonzero()
+    if len(alone):
+        raise ValueError(f"group {int(group[alone[0, 0]])} has no greedy response: fl.rollout(..., greedy=1) makes one")
+    return like((total(taken * x, index, count) / num_greedy)[index] + lowest, scores)
+
+
 @advantage(per="batch", out=("advantages", "returns"))
 def remax(rewards: Tensor, mask: Tensor, baseline_scores: Tensor) -> tuple[Tensor, Tensor]:
     """Returns minus the score of the same prompt's greedy response.

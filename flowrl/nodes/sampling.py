@@ -22,6 +22,7 @@ def rollout(
     prompts: Prompts,
     *,
     n: int = 1,
+    greedy: int = 0,
     max_new_tokens: int = 64,
     temperature: float = 1.0,
     top_p: float = 1.0,
@@ -38,6 +39,8 @@ def rollout(
         model: the policy.
         prompts: what it answers.
         n: responses to a prompt; together they are a group.
+        greedy: responses beside those that take the most likely token each time (ReMax has one). They come last in
+            their group, are not trained on (their mask is False), and a column ``greedy`` tells them apart.
         max_new_tokens: longest response.
         temperature: divides the logits; the trainer divides by the same, so that the ratio on unchanged weights is 1.
         top_p, top_k: keep only likely tokens. Log-probs stay those of the full vocabulary.
@@ -51,10 +54,11 @@ def rollout(
     expect_model(model, label, at)
     expect(prompts, Prompts, node=label, parameter="prompts", at=at)
     expect_sampling(label, at, n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-    expect_counts(label, at, least=0, top_k=top_k, staleness=staleness)
+    expect_counts(label, at, least=0, greedy=greedy, top_k=top_k, staleness=staleness)
     expect_mesh(mesh, label, at)
     sampling = Sampling(
         n=n,
+        greedy=greedy,
         max_new_tokens=max_new_tokens,
         temperature=float(temperature),
         top_p=float(top_p),
@@ -62,6 +66,7 @@ def rollout(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         ignore_eos=ignore_eos,
     )
+    columns = (*RESPONSE_COLUMNS, "greedy") if greedy else RESPONSE_COLUMNS
     active = tracer()
     node = active.add(
         lambda final: Node(
@@ -70,7 +75,7 @@ def rollout(
             per="row",
             bindings=(Binding("prompt_ids", prompts.columns["prompt_ids"], "prompt_ids"),),
             gates=prompts.gates,
-            outputs=RESPONSE_COLUMNS,
+            outputs=columns,
             at=at,
             model=model,
             mesh=mesh or model.mesh,
@@ -79,7 +84,7 @@ def rollout(
         default="rollout",
     )
     active.read_by(prompts.columns["prompt_ids"], model)
-    return Samples(node.name, {**prompts.columns, **dict.fromkeys(RESPONSE_COLUMNS, node.name)}, prompts.gates)
+    return Samples(node.name, {**prompts.columns, **dict.fromkeys(columns, node.name)}, prompts.gates)
 
 
 def temperature_of(samples: Samples, node: str, at: Location) -> float:

@@ -44,7 +44,7 @@ def _rate(node: Node, known: Mapping[str, Rate]) -> Rate | None:
     at_most = isinstance(node.spec, FilterSpec) or any(rate.at_most for rate in inputs)
     if isinstance(node.spec, RolloutSpec):
         prompts = max(rate.count for rate in inputs if rate.unit == "prompts" or len(inputs) == 1)
-        return Rate(prompts * node.spec.sampling.n, "rows", at_most)
+        return Rate(prompts * node.spec.sampling.group_size, "rows", at_most)
     # A column of a prompt's own row goes to each of its samples: rows outrank prompts.
     widest = max(inputs, key=lambda rate: (rate.unit == "rows", rate.count))
     return Rate(widest.count, widest.unit, at_most)

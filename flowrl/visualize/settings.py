@@ -78,6 +78,7 @@ def _sampling(sampling: Sampling) -> str:
     return _pairs(
         [
             ("n", sampling.n),
+            *_unless("greedy", sampling.greedy, 0),
             ("max_new_tokens", sampling.max_new_tokens),
             *_unless("temperature", sampling.temperature, 1.0),
             *_unless("top_p", sampling.top_p, 1.0),

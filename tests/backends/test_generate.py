@@ -130,6 +130,21 @@ def test_a_response_does_not_depend_on_its_batch(name: str, make_backend: MakeBa
     assert any(other[key].ids != together[key].ids for key in other)
 
 
+def test_greedy_responses_stand_after_the_sampled_ones_and_change_none_of_them(
+    make_backend: MakeBackend, prompts_of: Any
+) -> None:
+    backend = make_backend("llama", lr=None)
+    prompts = prompts_of(backend, TEXTS)
+    both = by_key(chain.from_iterable(backend.generate(prompts, Sampling(n=3, greedy=1, max_new_tokens=10), 7)))
+    sampled = by_key(chain.from_iterable(backend.generate(prompts, Sampling(n=3, max_new_tokens=10), 7)))
+    likeliest = by_key(chain.from_iterable(backend.generate(prompts, Sampling(max_new_tokens=10, temperature=0.0), 7)))
+    assert {key for key in both if key.sample == 3} == {Key(0, i, 3) for i in range(4)}
+    for key, response in both.items():
+        alone = sampled[key] if key.sample < 3 else likeliest[Key(key.step, key.prompt, 0)]
+        assert response.ids == alone.ids
+        np.testing.assert_allclose(response.logprobs, alone.logprobs, atol=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 def test_the_trainer_finds_the_sampler_s_log_probs(

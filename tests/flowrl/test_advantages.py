@@ -367,3 +367,16 @@ def test_importing_the_estimators_loads_no_torch() -> None:
     code = "import sys, flowrl.advantages, flowrl.losses, flowrl.kl; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
+
+
+def test_a_greedy_baseline_is_found_by_prompt_and_keeps_large_scores_exact() -> None:
+    scores = tensor(1e6, 3.0, 1e6 + 1, 5.0, 1e6 + 2)
+    greedy = torch.tensor([False, True, True, False, False])
+    group = torch.tensor([7, 2, 7, 2, 7])
+    found = advantages.greedy_baseline(scores, greedy, group)
+    assert found.tolist() == [1e6 + 1, 3.0, 1e6 + 1, 3.0, 1e6 + 1]
+
+
+def test_a_prompt_whose_greedy_response_is_gone_has_no_baseline() -> None:
+    with pytest.raises(ValueError, match="group 2 has no greedy response"):
+        advantages.greedy_baseline(tensor(1.0, 2.0), torch.tensor([True, False]), torch.tensor([1, 2]))

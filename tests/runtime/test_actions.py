@@ -11,7 +11,7 @@ import torch
 
 import flowrl as fl
 from flowrl import advantages, losses
-from flowrl.backend import Response, Sum
+from flowrl.backend import Response, Sampling, Sum
 from flowrl.rows import Key, Rows
 from flowrl.runtime import actions
 from flowrl.runtime.events import Block, Firing, Produced
@@ -36,6 +36,33 @@ def sampled(hands: Hands) -> list[Key]:
     hands.fire("prompts")
     hands.fire("rollout", hands.rows("prompts").keys)
     return sorted(hands.rows("rollout").keys)
+
+
+@fl.graph
+def remax() -> None:
+    model = policy()
+    prompts = fl.prompts(ROWS, batch=2, shuffle=False)
+    samples = fl.rollout(model, prompts, n=2, greedy=1, max_new_tokens=5)
+    scores = digest(samples)
+    rewards = advantages.token_rewards(samples, scores)
+    advantage = advantages.remax(samples, rewards, advantages.greedy_baseline(samples, scores))
+    fl.update(model, samples, advantage, loss=losses.policy_gradient())
+
+
+def test_a_greedy_response_is_the_baseline_of_its_prompt_and_is_not_trained_on() -> None:
+    hands = Hands(remax())
+    keys = sampled(hands)
+    assert keys == [Key(0, prompt, sample) for prompt in range(2) for sample in range(3)]
+    rows = hands.rows("rollout").select(keys)
+    assert rows["greedy"].tolist() == [False, False, True] * 2
+    assert [bool(mask.any()) for mask in rows["mask"]] == [True, True, False] * 2
+    for node in ("digest", "token_rewards", "greedy_baseline"):
+        hands.fire(node, keys)
+    scores = hands.rows("digest").select(keys)["scores"].tolist()
+    baseline = hands.rows("greedy_baseline").select(keys)["baseline_scores"].tolist()
+    assert baseline == pytest.approx([scores[2]] * 3 + [scores[5]] * 3)
+    hands.fire("remax", keys)
+    assert hands.fire("update", keys).metrics["rows"] == Sum(4.0, 1.0)
 
 
 # --- prompts
@@ -124,7 +151,7 @@ def test_an_empty_response_is_a_row_without_tokens() -> None:
             return ""
 
     response = Response(key=Key(0, 0, 0), ids=[], logprobs=[], stop="stop_string", version=0)
-    rows = actions._response_rows([response], 0, Decoder())  # type: ignore[arg-type]
+    rows = actions._response_rows([response], 0, Decoder(), Sampling())  # type: ignore[arg-type]
     for column in ("response_ids", "mask", "logprobs", "versions"):
         assert rows[column].lengths.tolist() == [0]
 
