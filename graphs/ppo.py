@@ -36,7 +36,7 @@ def ppo(
     seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
-    """Proximal policy optimisation (PPO; arXiv:1707.06347) of a language model (Ouyang et al. 2022, arXiv:2203.02155)."""
+    """Proximal policy optimisation (PPO, arXiv:1707.06347) of a language model (InstructGPT, arXiv:2203.02155)."""
     policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps))
     critic = fl.Model(
         critic_model, head="value", name="critic", mesh=train, optimizer=fl.AdamW(lr=critic_lr, warmup_steps=5)

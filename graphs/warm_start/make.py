@@ -58,7 +58,7 @@ def make(out: Path, task: str = "reverse_digits", *, seed: int = 0, random: bool
     Raises:
         RuntimeError: tuning did not get a quarter right in `MAX_STEPS` steps.
     """
-    with _one_thread():
+    with one_thread():
         generator = torch.Generator().manual_seed(seed)
         model = random_model(generator)
         record: dict[str, Any] = {"task": None if random else task, "seed": seed} | machine()
@@ -138,8 +138,8 @@ def tune(model: LlamaForCausalLM, task: str, generator: torch.Generator) -> dict
 
 def sampled_accuracy(model: LlamaForCausalLM, rows: Sequence[Row], generator: torch.Generator) -> float:
     """The share of rows whose response, sampled at temperature 1, is the answer and then the end token."""
-    answers = _ids([row["answer"] + "$" for row in rows])
-    ids = _ids(["^" + row["prompt"] for row in rows])
+    answers = character_ids([row["answer"] + "$" for row in rows])
+    ids = character_ids(["^" + row["prompt"] for row in rows])
     with torch.no_grad():
         for _ in range(answers.shape[1]):
             probabilities = model(input_ids=ids).logits[:, -1].softmax(-1)
@@ -149,7 +149,7 @@ def sampled_accuracy(model: LlamaForCausalLM, rows: Sequence[Row], generator: to
 
 def _train(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, rows: Sequence[Row]) -> None:
     """One step on the mean cross-entropy of the answers' characters and the end token."""
-    ids = _ids(["^" + row["prompt"] + row["answer"] + "$" for row in rows])
+    ids = character_ids(["^" + row["prompt"] + row["answer"] + "$" for row in rows])
     num_answer = len(rows[0]["answer"]) + 1
     logits = model(input_ids=ids[:, :-1]).logits[:, -num_answer:]
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -num_answer:].flatten())
@@ -159,7 +159,7 @@ def _train(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, rows: Sequ
     optimizer.step()
 
 
-def _ids(texts: Sequence[str]) -> Tensor:
+def character_ids(texts: Sequence[str]) -> Tensor:
     """[texts, characters] int64; all texts of a task are equally long."""
     return torch.tensor([[ALPHABET.index(character) for character in text] for text in texts])
 
@@ -172,7 +172,7 @@ def _processor() -> str:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Sums are split by thread, so their rounding depends on how many there are."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
