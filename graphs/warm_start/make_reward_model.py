@@ -24,9 +24,9 @@ from flowrl.tasks import ReverseDigits
 
 from .make import ALPHABET, EOS, character_ids, character_tokenizer, machine, one_thread, random_model
 
-STEPS, BATCH, LEARNING_RATE, WARM_UP_STEPS = 4000, 256, 1.5e-3, 50
+STEPS, BATCH, LEARNING_RATE, WARM_UP_STEPS = 8000, 256, 1.5e-3, 50
 NUM_HELD_OUT = 4096
-WRONG_SHARES = torch.tensor([0.0, 0.1, 0.3, 0.6])
+WRONG_SHARES = torch.tensor([0.0, 0.1, 0.2, 0.4])
 """Of the digits of a response: one share is drawn for each."""
 ENDS_EARLY = LACKS_END = 0.1
 """Shares of responses."""
