@@ -12,29 +12,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowrl.errors import NodeError
-from flowrl.rows import Ragged, Rows
+from flowrl.loss import TRAINED, Loss
+from flowrl.rows import GROUP, Key, Ragged, Rows
 
 Indices = NDArray[np.int64]
 SHARED_SHARE = 0.8
 """A second, shorter pass over a model has a cost of its own."""
 
 
-def micro_batches(lengths: Indices, max_tokens: int | None) -> list[list[int]]:
+def micro_batches(lengths: Indices, max_tokens: int | None, groups: Indices | None = None) -> list[list[int]]:
     """Positions of rows, packed greedily in the given order.
 
     Args:
         lengths: [rows] tokens of prompt and response.
         max_tokens: most padded tokens (rows x longest) of a micro-batch; a longer row stands alone. None packs all
             rows into one.
+        groups: [rows] number of each row's prompt: rows of one are never parted, and stand alone when they are more
+            tokens. None parts any rows.
     """
+    units: dict[int, list[int]] = {}
+    for row, unit in enumerate(range(len(lengths)) if groups is None else groups.tolist()):
+        units.setdefault(unit, []).append(row)
     batches: list[list[int]] = []
     longest = 0
-    for row, length in enumerate(lengths.tolist()):
+    for rows in units.values():
+        length = int(lengths[rows].max())
         longest = max(longest, length)
-        if batches and (max_tokens is None or (len(batches[-1]) + 1) * longest <= max_tokens):
-            batches[-1].append(row)
+        if batches and (max_tokens is None or (len(batches[-1]) + len(rows)) * longest <= max_tokens):
+            batches[-1] += rows
         else:
-            batches.append([row])
+            batches.append(rows)
             longest = length
     return batches
 
@@ -101,6 +108,14 @@ class Batch:
         all_wanted = len(self.row) == self.mask.numel()
         return column.flatten(0, 1) if all_wanted else column[self.row, self.token]
 
+    def columns(self, loss: Loss, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What a loss reads beside the model's own columns and the mask."""
+        own = {*TRAINED, "mask", *(name for name in loss.optional if name not in self.rows.columns)}
+        columns = {name: self.column(name, dtype) for name in loss.reads if name not in own}
+        if loss.couples:
+            columns[GROUP] = torch.from_numpy(groups_of(self.rows)).to(self.mask.device)
+        return columns
+
     def column(self, name: str, dtype: torch.dtype) -> Tensor:
         """A column as a tensor: [rows, longest response] or [rows, longest response, k] when it is ragged, else [rows];
         floats become `dtype`.
@@ -108,13 +123,7 @@ class Batch:
         Raises:
             NodeError: there is no such column, it holds no numbers, or a row's length is not its response's.
         """
-        column = self.rows.columns.get(name)
-        if column is None:
-            raise NodeError(
-                f"the loss reads column '{name}', which the rows do not have",
-                found=", ".join(self.rows.columns),
-                wanted=name,
-            )
+        column = _find(self.rows, name)
         if isinstance(column, Ragged):
             response: Ragged = self.rows["response_ids"]
             if not np.array_equal(column.offsets - column.offsets[0], response.offsets - response.offsets[0]):
@@ -122,9 +131,7 @@ class Batch:
             array = np.zeros((*self.mask.shape, *column.values.shape[1:]), column.values.dtype)
             array[grid_of(column.lengths)] = packed(column)
         else:
-            array = np.array(column)  # a copy: what came over a socket is read-only, and torch warns of that
-        if array.dtype.kind not in "biuf":
-            raise NodeError(f"column '{name}' holds no numbers", found=f"dtype {array.dtype}", wanted="numbers")
+            array = _numbers(name, column)
         return torch.from_numpy(array).to(self.mask.device, dtype if array.dtype.kind == "f" else None)
 
 
@@ -239,6 +246,50 @@ def trained_rows(mask: Ragged) -> Sequence[int]:
     row, _ = grid_of(mask.lengths)
     trained = row[packed(mask).astype(np.bool_)]
     return [int(one) for one in np.unique(trained)]
+
+
+def selected_rows(rows: Rows, loss: Loss) -> Sequence[int]:
+    """Positions of the rows that a loss is about, of rows that have a trained token.
+
+    Raises:
+        NodeError: a column that it selects by is missing, or has not one number a row.
+    """
+    if not (loss.selects_by and len(rows)):
+        return range(len(rows))
+    selected = loss.select({name: _row_column(rows, name) for name in loss.selects_by})
+    return [int(row) for row in selected.nonzero()[:, 0]]
+
+
+def groups_of(rows: Rows) -> Indices:
+    """[rows] int64: the number of each row's prompt, by order of first appearance."""
+    number: dict[Key, int] = {}
+    return np.fromiter((number.setdefault(key.group, len(number)) for key in rows.keys), np.int64, len(rows))
+
+
+def _row_column(rows: Rows, name: str) -> Tensor:
+    """[rows] of a column with one number a row, or ``group``."""
+    if name == GROUP:
+        return torch.from_numpy(groups_of(rows))
+    column = _find(rows, name)
+    if isinstance(column, Ragged):
+        wanted = "one number a row: a loss selects rows by it"
+        raise NodeError(f"column '{name}' has one number a token", found="[tokens] a row", wanted=wanted)
+    return torch.from_numpy(_numbers(name, column))
+
+
+def _find(rows: Rows, name: str) -> Any:
+    if name not in rows.columns:
+        raise NodeError(
+            f"the loss reads column '{name}', which the rows do not have", found=", ".join(rows.columns), wanted=name
+        )
+    return rows[name]
+
+
+def _numbers(name: str, column: Any) -> NDArray[Any]:
+    array = np.array(column)  # a copy: what came over a socket is read-only, and torch warns of that
+    if array.dtype.kind not in "biuf":
+        raise NodeError(f"column '{name}' holds no numbers", found=f"dtype {array.dtype}", wanted="numbers")
+    return array
 
 
 def _wrong_length(rows: Rows, name: str, column: Ragged, response: Ragged) -> NodeError:

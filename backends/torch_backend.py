@@ -27,7 +27,18 @@ from flowrl.loss import TRAINED, Loss
 from flowrl.model import Model
 from flowrl.rows import Ragged, Rows
 
-from .batch import Batch, check_prompts, make_batch, mask_of, micro_batches, packed, sequences, trained_rows
+from .batch import (
+    Batch,
+    check_prompts,
+    groups_of,
+    make_batch,
+    mask_of,
+    micro_batches,
+    packed,
+    selected_rows,
+    sequences,
+    trained_rows,
+)
 from .generate import generate
 from .network import Network
 from .optimizer import Optimizer
@@ -82,21 +93,25 @@ class TorchBackend:
         return Rows(rows.keys, columns)
 
     def backward(self, rows: Rows, loss: Loss, temperature: float, max_tokens: int | None) -> Metrics:
-        """Add the gradient of the loss's unnormalised sum; rows without a trained token are left out at once."""
+        """Add the gradient of the loss's unnormalised sum; rows that are not trained are left out at once."""
         self._trained()
         self._check_head([name for name in TRAINED if name in loss.reads])
         check_prompts(rows)
         trained = rows.take(trained_rows(mask_of(rows)))
+        selected = trained.take(selected_rows(trained, loss))
         sums: dict[str, Tensor] = {}
         tokens = 0
-        for part in micro_batches(_lengths(trained), max_tokens):
-            some = trained.take(part)
+        for part in micro_batches(_lengths(selected), max_tokens, groups_of(selected) if loss.couples else None):
+            some = selected.take(part)
             wanted = packed(mask_of(some)).astype(np.bool_)
             batch = make_batch(some, self._device, wanted, share=self.network.shares_prompts)
             tokens += int(wanted.sum())
             for name, total in self._backward(batch, loss, temperature).items():
                 sums[name] = sums[name] + total if name in sums else total
-        return _metrics(sums, tokens, len(trained), loss)
+        metrics = _metrics(sums, tokens, len(selected), loss)
+        if loss.selects_by:
+            metrics["left_out"] = Sum(float(len(trained) - len(selected)), float(len(trained)))
+        return metrics
 
     def step(self, denominator: float, clip_grad: float | None = None) -> Metrics:
         """Sum the gradients over dp, divide once, clip, optimise."""
@@ -182,9 +197,7 @@ class TorchBackend:
         batch = make_batch(rows, self._device, share=self.network.shares_prompts)
         found: dict[str, Tensor] = {}
         if "scores" in outputs:
-            last = torch.from_numpy(_lengths(rows) - 1).to(self._device)
-            ids = torch.from_numpy(sequences(rows)).to(self._device)
-            found["scores"] = self.network.values(self.network.states(ids, torch.arange(len(rows)).to(last), last))
+            found["scores"] = self._scores(rows)
         elif len(batch.target):
             found = self._read(self._states(batch), batch.target, temperature, energy="logit_energy" in outputs)
         empty = torch.zeros(0)
@@ -192,13 +205,13 @@ class TorchBackend:
 
     def _backward(self, batch: Batch, loss: Loss, temperature: float) -> dict[str, Tensor]:
         """Add one micro-batch's gradient; sums of its metrics, each name with its weight under ``name/weight``."""
-        found = self._read(self._states(batch), batch.target, temperature, entropy="entropy" in loss.reads)
+        if self.network.head == "score":
+            found = {"scores": self._scores(batch.rows)}
+        else:
+            found = self._read(self._states(batch), batch.target, temperature, entropy="entropy" in loss.reads)
         dtype = next(iter(found.values())).dtype
-        columns = {
-            name: batch.grid(found[name]) if name in TRAINED else batch.column(name, dtype)
-            for name in loss.reads
-            if name != "mask"
-        }
+        own = {name: values if name == "scores" else batch.grid(values) for name, values in found.items()}
+        columns = {**batch.columns(loss, dtype), **{name: own[name] for name in own if name in loss.reads}}
         try:
             numerator, metrics = loss.total(columns, batch.mask)
         except NodeError as error:  # it counts rows of this pass; the user knows them by their keys
@@ -218,6 +231,12 @@ class TorchBackend:
         if batch.shared is None:
             return self.network.states(batch.ids, batch.row, batch.position)
         return self.network.shared_states(batch.shared, batch.row, batch.token)
+
+    def _scores(self, rows: Rows) -> Tensor:
+        """[rows] what a ``score`` head makes of each row's last token."""
+        last = torch.from_numpy(_lengths(rows) - 1).to(self._device)
+        ids = torch.from_numpy(sequences(rows)).to(self._device)
+        return self.network.values(self.network.states(ids, torch.arange(len(rows)).to(last), last))
 
     def _read(
         self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False, energy: bool = False

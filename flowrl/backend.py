@@ -181,14 +181,17 @@ class Backend(Protocol):
         """Add the gradient of the loss's unnormalised sum over `rows`.
 
         Args:
-            rows: ``prompt_ids``, ``response_ids``, ``mask`` and every other column that the loss reads.
+            rows: ``prompt_ids``, ``response_ids``, ``mask`` and every other column that the loss reads; all rows of a
+                prompt together when it couples them, and then they share a forward pass.
             loss: what to differentiate.
             temperature: divides the logits before the log-probs.
-            max_tokens: most padded tokens (rows x longest) in one forward pass; None for all rows at once.
+            max_tokens: most padded tokens (rows x longest) in one forward pass, where what may not be parted is no
+                more; None for all rows at once.
 
         Returns:
-            Sums. The totals of ``"tokens"`` and ``"rows"`` count trained tokens and the rows that have one: over the
-            whole mini-batch they make the denominator (`Loss.denominator`). ``"loss"`` is the unnormalised sum under
+            Sums. The totals of ``"tokens"`` and ``"rows"`` count trained tokens and the rows that have one, of rows
+            that the loss is about (`Loss.select`; ``"left_out"`` is the share of the others): over the whole
+            mini-batch they make the denominator (`Loss.denominator`). ``"loss"`` is the unnormalised sum under
             the weight of its own denominator; ``"kl"``, ``"entropy"`` and the rest are sums over trained tokens.
 
         Raises:

@@ -9,11 +9,8 @@ from typing import Any
 
 from .errors import AmbiguousColumn, Location, UnknownColumn, UnknownName, did_you_mean
 from .graph import Binding
+from .rows import GROUP
 from .stream import ANY, Stream
-
-GROUP = "group"
-"""Not a column: a function may name it to get [rows] int, equal for rows of one prompt. One with ``per="group"``
-that does is called once for many groups."""
 
 MADE_BY: Mapping[str, str] = {
     "old_logprobs": "pass fl.logprobs(policy, samples), of the model that is trained",
@@ -70,9 +67,10 @@ def bind(
     return tuple(bindings)
 
 
-def parameter(name: str) -> inspect.Parameter:
-    """A parameter of that name, for a node that has no function."""
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+def parameter(name: str, *, optional: bool = False) -> inspect.Parameter:
+    """A parameter of that name, for a node that has no function; an optional one may stay unfilled."""
+    default = None if optional else inspect.Parameter.empty
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
 
 
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

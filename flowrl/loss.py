@@ -1,25 +1,30 @@
-"""What an update minimises: a weighted sum of per-token loss functions, and how it is aggregated.
+"""What an update minimises: a weighted sum of loss functions, and how it is aggregated.
 
-A loss function is plain torch on [rows, tokens]. Its positional parameters are columns, its keyword-only parameters are
-settings. Called with tensors it runs; called with settings alone it gives a `Loss`, and losses add up::
+A loss function is plain torch. Its positional parameters are columns, its keyword-only parameters are settings. Called
+with tensors it runs; called with settings alone it gives a `Loss`, and losses add up::
 
     losses.ppo_clip(clip_low=0.2, clip_high=0.28) - 0.005 * losses.entropy() + 0.01 * losses.kl(estimator="k3")
 
-Three columns come from the model that is trained, with a gradient: ``logprobs``, ``entropy`` and ``values``. From
-before the update, ``old_logprobs`` is the sampler's ``logprobs`` unless a stream brings its own, and ``old_values`` the
-``values`` of a stream; every other name is a column of the update's streams.
+Most give one number a token, [rows, tokens]. One under ``@loss(per="row")`` gives one number a row, [rows], and may
+name ``group`` to see which rows answer one prompt.
+
+Four columns come from the model that is trained, with a gradient: ``logprobs``, ``entropy``, ``values`` and ``scores``.
+From before the update, ``old_logprobs`` is the sampler's ``logprobs`` unless a stream brings its own, and
+``old_values`` the ``values`` of a stream; every other name is a column of the update's streams.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from .aggregation import EMPTY, Aggregate, Per, check_aggregate, denominator, numerator, one
 from .errors import NodeError, UnknownName, WrongType, did_you_mean
+from .rows import GROUP
+from .terms import Metrics, Term, parameters_of, settings_of, shown_to
 
 if TYPE_CHECKING:
     import torch
@@ -29,55 +34,13 @@ else:
 
     torch = lazy("torch")
 
+__all__ = ["EMPTY", "TRAINED", "Aggregate", "Loss", "LossFunction", "Per", "Term", "loss", "settings_of"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Aggregate = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-TRAINED = ("logprobs", "entropy", "values")
-"""Columns that the trained model computes, with a gradient."""
-EMPTY = 1e-8
-"""Added to a row's token count before it divides: a row without tokens gives 0; in float32 it changes no count."""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One loss function with its settings, weighted."""
-
-    function: Callable[..., Any]
-    settings: Mapping[str, Any]
-    weight: float
-    weights: str | None = None
-    """Column that multiplies the loss of each token, such as an importance weight; None multiplies by nothing."""
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return getattr(self.function, "__name__", "loss")
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Names of the columns that the function takes, and that of its weights."""
-        return tuple(dict.fromkeys([*_columns_of(self.function), *([self.weights] if self.weights else [])]))
-
-    def evaluate(self, columns: Mapping[str, Tensor], mask: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Weighted per-token losses [rows, tokens], and per-token metrics, of columns whose masked positions are 0.
-
-        Raises:
-            NodeError: the function did not give one number a token.
-        """
-        given = {name: mask if name == "mask" else columns[name] for name in _columns_of(self.function)}
-        result = self.function(**given, **self.settings)
-        value, metrics = result if isinstance(result, tuple) else (result, {})
-        for what, tensor in {"its loss": value, **metrics}.items():
-            if getattr(tensor, "shape", None) != mask.shape:
-                raise NodeError(
-                    f"loss '{self.name}' does not give one number a token",
-                    found=f"{what} is {list(tensor.shape) if hasattr(tensor, 'shape') else type(tensor).__name__}",
-                    wanted=f"a tensor [rows, tokens] = {list(mask.shape)}; averaging is the aggregation's part",
-                )
-        if self.weights:
-            value = value * columns[self.weights].detach()
-        return self.weight * value, metrics
+TRAINED = ("logprobs", "entropy", "values", "scores")
+"""Columns that the trained model computes, with a gradient; ``scores`` are [rows], the others [rows, tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,38 +49,45 @@ class Loss:
 
     terms: tuple[Term, ...]
     aggregate: Aggregate | None = None
-    """How token losses become one number; None is ``token-mean``."""
+    """How losses become one number; None is ``token-mean``, and ``seq-mean`` for terms per row alone."""
     horizon: int | None = None
     """Tokens that ``seq-mean-token-sum-norm`` divides each row's sum by; needed for that mode alone."""
 
     def __post_init__(self) -> None:
-        if self.aggregate is not None and self.aggregate not in get_args(Aggregate):
-            raise WrongType(
-                "a loss has an unknown aggregation mode",
-                found=repr(self.aggregate),
-                wanted=", ".join(get_args(Aggregate)),
-                fix=did_you_mean(str(self.aggregate), get_args(Aggregate)),
-            )
-        if self.aggregate == "seq-mean-token-sum-norm" and not (self.horizon or 0) > 0:
-            raise WrongType(
-                "aggregation 'seq-mean-token-sum-norm' divides by a constant length",
-                found=f"horizon={self.horizon}",
-                wanted="horizon=N tokens, the same for every row",
-                fix="give the longest response length: horizon=max_new_tokens",
-            )
+        check_aggregate(self.aggregate, self.horizon, [(term.name, term.per) for term in self.terms])
+
+    @property
+    def mode(self) -> Aggregate:
+        """The aggregation mode, whether said or implied."""
+        return self.aggregate or ("token-mean" if any(term.per == "token" for term in self.terms) else "seq-mean")
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of all columns that the terms take, each once."""
-        return tuple(dict.fromkeys(name for term in self.terms for name in term.reads))
+        return tuple(name for name in self._names() if name != GROUP)
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Those of them that no term needs: parameters with a default."""
+        return frozenset(name for name, optional in self._names().items() if optional)
+
+    @property
+    def couples(self) -> bool:
+        """Whether a term looks at several rows of a prompt, which then have to share a pass."""
+        return GROUP in self._names()
+
+    @property
+    def selects_by(self) -> tuple[str, ...]:
+        """Names of what `select` reads, ``group`` among them; none when the loss is about every row."""
+        return tuple(dict.fromkeys(name for term in self.terms if term.where for name in parameters_of(term.where)))
 
     def __add__(self, other: Loss) -> Loss:
         if not isinstance(other, Loss):
             return NotImplemented
         return Loss(
             self.terms + other.terms,
-            _one("aggregate", self.aggregate, other.aggregate),
-            _one("horizon", self.horizon, other.horizon),
+            one("aggregate", self.aggregate, other.aggregate),
+            one("horizon", self.horizon, other.horizon),
         )
 
     def __sub__(self, other: Loss) -> Loss:
@@ -133,76 +103,116 @@ class Loss:
             f"{'' if term.weight == 1 else f'{term.weight:g} * '}{term.name}({_arguments(term.settings)})"
             for term in self.terms
         )
-        return f"{terms}, {self.aggregate or 'token-mean'}"
+        return f"{terms}, {self.mode}"
 
-    def total(self, columns: Mapping[str, Tensor], mask: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    def select(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Which rows the loss is about, such as those that have a partner of their prompt.
+
+        A row that one term leaves out is left out of the whole loss, as if it had no trained token, and so is another
+        that is then without a partner.
+
+        Args:
+            columns: [rows] for each name in `selects_by`, of rows that have a trained token.
+
+        Returns:
+            [rows] bool.
+        """
+        kept = torch.ones_like(columns[self.selects_by[0]], dtype=torch.bool)
+        while True:
+            left = kept.clone()
+            for term in self.terms:
+                if term.where:
+                    some = {name: columns[name][kept] for name in parameters_of(term.where)}
+                    left[kept] &= term.selects(some)
+            if left.equal(kept):
+                return kept
+            kept = left
+
+    def total(self, columns: Mapping[str, Tensor], mask: Tensor) -> tuple[Tensor, Metrics]:
         """The unnormalised loss of some rows, and metrics.
 
         Masked positions are replaced *before* any arithmetic, so that nothing in them (nan included) reaches the sum or
-        its gradient.
+        its gradient; so are rows that the loss is not about.
 
         Args:
-            columns: [rows, tokens] (or [rows], spread over the row's tokens) for each name in `reads`.
+            columns: [rows, tokens] (or [rows], which a term per token sees spread over the row's tokens) for each name
+                in `reads`, and ``group`` when the loss couples: all rows of a prompt are then given together.
             mask: [rows, tokens] bool, true where a token is trained.
 
         Returns:
             A scalar that `denominator` divides once, over the whole mini-batch; and for each metric its sum over
-            trained tokens with their number.
+            trained tokens (over rows) with their number.
 
         Raises:
             NodeError: the loss of a trained token is not finite.
         """
-        mask = mask.bool()
-        clean = {name: _spread(column, mask) for name, column in columns.items()}
-        per_token: Tensor | None = None
-        metrics: dict[str, tuple[Tensor, Tensor]] = {}
-        count = mask.sum()
+        mask = self._mask_of(columns, mask.bool())
+        found: dict[Per, Tensor] = {}
+        metrics: Metrics = {}
+        shown = {per: shown_to(per, columns, mask) for per in dict.fromkeys(term.per for term in self.terms)}
         for term in self.terms:
-            value, extra = term.evaluate(clean, mask)
-            per_token = value if per_token is None else per_token + value
-            for name, metric in extra.items():
-                metrics[name] = (torch.where(mask, metric.detach(), 0).sum(), count)
-        assert per_token is not None
-        per_token = torch.where(mask, per_token, torch.zeros_like(per_token))
-        if not torch.isfinite(per_token).all():
-            row, token = (~torch.isfinite(per_token)).nonzero()[0].tolist()
-            raise NodeError(
-                "the loss of a trained token is not finite",
-                found=f"{float(per_token[row, token].detach())} at row {row}, token {token} ({self})",
-                fix="look at that row's columns: " + ", ".join(name for name in self.reads),
-            )
-        return self._numerator(per_token, mask), metrics
+            value, extra = term.evaluate(*shown[term.per])
+            found[term.per] = found[term.per] + value if term.per in found else value
+            metrics |= extra
+        total: Tensor | None = None
+        if "token" in found:
+            per_token = torch.where(mask, found["token"], torch.zeros_like(found["token"]))
+            self._check_finite(per_token, mask)
+            total = numerator(self.mode, self.horizon, per_token, mask)
+        if "row" in found:
+            self._check_finite(found["row"], mask)
+            total = found["row"].sum() if total is None else total + found["row"].sum()
+        assert total is not None
+        return total, metrics
 
     def denominator(self, tokens: float, rows: float) -> float:
         """What divides the sum of all `total` values of a mini-batch.
 
         Args:
-            tokens: trained tokens of the whole mini-batch, over all dp ranks.
-            rows: its rows that have a trained token.
+            tokens: trained tokens of the whole mini-batch, over all dp ranks, of rows that the loss is about.
+            rows: those of its rows that have a trained token, and that the loss is about.
 
         Returns:
             0 when nothing is trained.
         """
-        if not tokens:
-            return 0.0
-        if self.aggregate in (None, "token-mean"):
-            return tokens
-        return 1.0 if self.aggregate == "token-sum" else rows
+        return denominator(self.mode, tokens, rows)
 
-    def _numerator(self, per_token: Tensor, mask: Tensor) -> Tensor:
-        if self.aggregate == "seq-mean-token-mean":
-            return (per_token.sum(-1) / (mask.sum(-1).to(per_token.dtype) + EMPTY)).sum()
-        if self.aggregate == "seq-mean-token-sum-norm":
-            assert self.horizon is not None
-            return per_token.sum() / self.horizon
-        return per_token.sum()
+    def _names(self) -> dict[str, bool]:
+        names: dict[str, bool] = {}
+        for term in self.terms:
+            for name, optional in term.names.items():
+                names[name] = optional and names.get(name, True)
+        return names
+
+    def _mask_of(self, columns: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        """The mask, without the rows that the loss is not about."""
+        if not self.selects_by:
+            return mask
+        rows = mask.any(-1)
+        selected = self.select({name: columns[name][rows] for name in self.selects_by})
+        return mask & rows.masked_scatter(rows, selected)[:, None]
+
+    def _check_finite(self, value: Tensor, mask: Tensor) -> None:
+        finite = torch.isfinite(value)
+        if finite.all():
+            return
+        at = (~finite).nonzero()[0].tolist()
+        row = at[0] if len(at) == 2 else int(mask.any(-1).nonzero()[at[0]])
+        place = f"row {row}, token {at[1]}" if len(at) == 2 else f"row {row}"
+        raise NodeError(
+            f"the loss of a trained {'token' if len(at) == 2 else 'row'} is not finite",
+            found=f"{float(value[tuple(at)].detach())} at {place} ({self})",
+            fix="look at that row's columns: " + ", ".join(self.reads),
+        )
 
 
 class LossFunction(Generic[P, R]):
     """A decorated loss function: runs on tensors, declares on settings."""
 
-    def __init__(self, function: Callable[P, R]) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[P, R], per: Per = "token", where: Callable[..., Tensor] | None = None
+    ) -> None:
+        self.function, self.per, self.where = function, per, where
         functools.update_wrapper(self, function)
 
     @overload
@@ -217,7 +227,7 @@ class LossFunction(Generic[P, R]):
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        columns = _columns_of(self.function)
+        columns = parameters_of(self.function)
         if args or any(name in columns for name in kwargs):
             return self.function(*args, **kwargs)
         aggregate, horizon = kwargs.pop("aggregate", None), kwargs.pop("horizon", None)
@@ -232,45 +242,41 @@ class LossFunction(Generic[P, R]):
                     wanted=", ".join(declared),
                     fix=did_you_mean(name, declared),
                 )
-        return Loss((Term(self.function, MappingProxyType(kwargs), 1.0, weights),), aggregate, horizon)
+        term = Term(self.function, MappingProxyType(kwargs), 1.0, weights, self.per, self.where)
+        return Loss((term,), aggregate, horizon)
 
 
-def loss(function: Callable[P, R]) -> LossFunction[P, R]:
-    """Declare a per-token loss.
+@overload
+def loss(function: Callable[P, R], /) -> LossFunction[P, R]: ...
+@overload
+def loss(
+    *, per: Per = "token", where: Callable[..., Tensor] | None = None
+) -> Callable[[Callable[P, R]], LossFunction[P, R]]: ...
+def loss(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    per: Per = "token",
+    where: Callable[..., Tensor] | None = None,
+) -> Any:
+    """Declare a loss.
 
-    The function takes columns as positional parameters ([rows, tokens] tensors) and settings as keyword-only ones. It
-    returns per-token losses [rows, tokens], or a pair of them and a dict of per-token metrics. One that looks along a
-    row names ``mask`` ([rows, tokens] bool). Its declaration takes three more settings: ``aggregate`` and ``horizon``
-    (see `Loss`), and ``weights``, the name of a column that multiplies the loss of each token.
+    The function takes columns as positional parameters (tensors [rows, tokens]; one with a default is left out where no
+    stream has it) and settings as keyword-only ones. It returns losses, or a pair of them and a dict of metrics of the
+    same shape; a metric that only some have is a pair of values and where they count (bool). One that looks along a row
+    names ``mask`` ([rows, tokens] bool), one that looks at other rows of a prompt ``group`` ([rows] int): micro-batches
+    and ranks then keep prompts whole. Its declaration takes three more settings: ``aggregate`` and ``horizon`` (see
+    `Loss`), and ``weights``, the name of a column that multiplies the loss of each token (of each row).
+
+    Args:
+        per: ``"token"``: the losses are [rows, tokens], and a column [rows] is spread over the tokens of its row.
+            ``"row"``: they are [rows], averaged over rows that have a trained token; a column [rows] stays as it is.
+        where: a function of columns [rows] (and ``group``), which gives [rows] bool: the rows that the loss is about.
+            Others are left out before anything is computed of them, and count in no mean.
     """
-    return LossFunction(function)
-
-
-def settings_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the keyword-only parameters."""
-    parameters = inspect.signature(function).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-
-
-@functools.cache
-def _columns_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    parameters = inspect.signature(function).parameters.values()
-    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-
-
-def _spread(column: Tensor, mask: Tensor) -> Tensor:
-    wide = column[:, None].expand(mask.shape) if column.dim() == 1 else column
-    return torch.where(mask, wide, torch.zeros((), dtype=wide.dtype, device=wide.device))
-
-
-def _one(name: str, left: Any, right: Any) -> Any:
-    if left is not None and right is not None and left != right:
-        raise WrongType(
-            f"two terms of one loss have different {name}",
-            found=f"{left!r} and {right!r}",
-            wanted="one for the whole sum: the denominator divides once",
-        )
-    return left if left is not None else right
+    if per not in ("token", "row"):
+        raise WrongType("per= of a loss has an unknown value", found=repr(per), wanted="'token' or 'row'")
+    return LossFunction(function, per, where) if function else lambda f: LossFunction(f, per, where)
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:

@@ -28,6 +28,8 @@ else:
 
 PROMPT = -1
 """The sample number of a prompt's own row."""
+GROUP = "group"
+"""Not a column: a function of several rows may name it to get [rows] int, equal for rows that answer one prompt."""
 
 
 class Key(NamedTuple):

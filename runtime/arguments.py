@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrl.columns import GROUP, positional, slots
-from flowrl.rows import Column, Key, Ragged
+from flowrl.columns import positional, slots
+from flowrl.rows import GROUP, Column, Key, Ragged
 
 if TYPE_CHECKING:
     import torch

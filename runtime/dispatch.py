@@ -191,9 +191,11 @@ class Dispatch:
     def _step(self, step: StepRows, progress: StageProgress, update: UpdateRound) -> None:
         stage = progress.stage
         sums = update.sums()
-        denominator = self.plan.loss(stage.name).denominator(sums["tokens"], sums["rows"])
+        loss = self.plan.loss(stage.name)
+        denominator = loss.denominator(sums["tokens"], sums["rows"])
         if not denominator:
-            why = reasons(progress.dead.values()) if progress.dead else "no row has a trained token"
+            nothing = "no row has a trained token" + (" and is one that the loss is about" if loss.selects_by else "")
+            why = reasons(progress.dead.values()) if progress.dead else nothing
             text = f"step {shown(step.number)}: node '{stage.name}' has nothing to train: {why}"
             self.orders.commands.append(Warn(text))
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}

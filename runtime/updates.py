@@ -2,7 +2,8 @@
 
 The split is a function of the keys: a mini-batch is a contiguous range of prompts, a rank's share a contiguous range of
 those, and a pass takes rows in order of their keys. It may start on the first rows of a share while the last do not
-exist yet: with ``max_tokens`` it is closed as soon as the next row would not fit, whatever came first.
+exist yet: with ``max_tokens`` it is closed as soon as the next row would not fit, whatever came first. The rows of a
+prompt are kept together when the loss compares them.
 """
 
 from __future__ import annotations
@@ -133,19 +134,22 @@ class UpdateRound:
         return [Pass(rank, alive)] if alive else []
 
     def _close_by_budget(self, rank: int, share: Sequence[Key], budget: int) -> list[Pass]:
+        size = self.progress.group_size if self.spec.loss.couples else 1  # rows that may not be parted
         passes: list[Pass] = []
         rows: list[Key] = []
         begun = longest = 0
-        for i, key in enumerate(share):
-            if key not in self.progress.settled:
+        for i in range(0, len(share), size):
+            unit = share[i : i + size]
+            if not self.progress.settled.issuperset(unit):
                 break
-            if key in self.progress.dead:
+            alive = [key for key in unit if key not in self.progress.dead]
+            if not alive:
                 continue
-            [length] = self.lengths([key])
-            if rows and (len(rows) + 1) * max(longest, length) > budget:
+            length = max(self.lengths(alive))
+            if rows and (len(rows) + len(alive)) * max(longest, length) > budget:
                 passes.append(Pass(rank, tuple(rows)))
                 begun, rows, longest = i, [], 0
-            rows.append(key)
+            rows += alive
             longest = max(longest, length)
         else:
             if rows:

@@ -67,7 +67,9 @@ def update(
             wanted=", ".join(wanted),
             fix=did_you_mean(unknown[0], wanted) or "name a column that the loss reads",
         )
-    columns = [parameter(column) for column in wanted if column not in TRAINED]
+    # for metrics alone when the loss does not read it: given answers were sampled by nobody
+    optional = loss.optional | ({"old_logprobs"} - set(loss.reads))
+    columns = [parameter(column, optional=column in optional) for column in wanted if column not in TRAINED]
     active = tracer()
     active.add(
         lambda final: Node(

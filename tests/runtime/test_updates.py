@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from flowrl.backend import Sum
 from flowrl.graph import UpdateSpec
+from flowrl.loss import loss
 from flowrl.rows import Key
 from flowrl.runtime.progress import StageProgress
 from flowrl.runtime.updates import Pass, UpdateRound
@@ -20,7 +23,7 @@ SPEC = PLAN.graph["update"].spec
 assert isinstance(SPEC, UpdateSpec)
 
 
-def round_of(prompts: int, n: int = 2, ranks: int = 1, **settings: int) -> UpdateRound:
+def round_of(prompts: int, n: int = 2, ranks: int = 1, **settings: Any) -> UpdateRound:
     """An update's round; a row has as many tokens as its prompt's number plus one."""
     progress = StageProgress(PLAN.stages["update"])
     keys = tuple(Key(0, prompt, sample) for prompt in range(prompts) for sample in range(n))
@@ -108,6 +111,22 @@ def test_a_row_longer_than_the_budget_is_a_pass_of_its_own():
     assert [each.keys for each in come(update, *update.progress.expected)] == [(k,) for k in update.progress.expected]
 
 
+@loss(per="row")
+def compare(logprobs: Tensor, group: Tensor) -> Tensor:
+    """A loss that looks at all rows of a prompt."""
+    return logprobs.sum(-1)
+
+
+def test_a_loss_that_compares_rows_keeps_prompts_whole():
+    update = round_of(4, n=2, max_tokens=7, loss=compare())  # two rows each of 1, 2, 3 and 4 tokens
+    keys = update.progress.expected
+    assert come(update, keys[0], keys[1], keys[2]) == [], "the second prompt is not there yet"
+    update.progress.kill([keys[3]], "boring")
+    assert come(update, keys[4]) == []
+    assert come(update, keys[5]) == [Pass(0, keys[:3])], "the third prompt does not fit"
+    assert come(update, keys[6], keys[7]) == [Pass(0, keys[4:6]), Pass(0, keys[6:])], "nor does the fourth: alone"
+
+
 def test_no_pass_begins_while_the_optimizer_steps():
     update = round_of(2, n=1, minibatches=2)
     keys = update.progress.expected
@@ -125,11 +144,12 @@ def test_no_pass_begins_while_the_optimizer_steps():
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.sampled_from([None, 1, 4, 9, 100]))
 
 
-@given(shapes, st.randoms(use_true_random=False), st.data())
-@settings(derandomize=True, deadline=None, max_examples=150)
-def test_passes_do_not_depend_on_the_order_in_which_rows_come(shape, chance, data):
+@given(shapes, st.booleans(), st.randoms(use_true_random=False), st.data())
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_passes_do_not_depend_on_the_order_in_which_rows_come(shape, couples, chance, data):
     prompts, n, ranks, budget = shape
-    rounds = [round_of(prompts, n, ranks, max_tokens=budget) for _ in range(2)]
+    declared = compare() if couples else SPEC.loss
+    rounds = [round_of(prompts, n, ranks, max_tokens=budget, loss=declared) for _ in range(2)]
     keys = rounds[0].progress.expected
     dead = data.draw(st.sets(st.sampled_from(keys)))
     rounds[0].progress.kill(dead, "boring")
@@ -144,8 +164,11 @@ def test_passes_do_not_depend_on_the_order_in_which_rows_come(shape, chance, dat
     assert by_rank[0] == by_rank[1]
     taken = [key for rank in by_rank[0] for each in rank for key in each.keys]
     assert taken == [key for key in keys if key not in dead], "ranks hold contiguous parts, in order"
+    if couples:
+        homes = [{key.prompt for key in each.keys} for each in rounds[0].waiting]
+        assert sum(map(len, homes)) == len(set().union(*homes)), "each prompt in one pass"
     for each in rounds[0].waiting:
-        if budget is not None and len(each.keys) > 1:
+        if budget is not None and len({key.prompt for key in each.keys} if couples else each.keys) > 1:
             assert len(each.keys) * max(key.prompt + 1 for key in each.keys) <= budget
     finish(rounds[0])
     assert rounds[0].finished
