@@ -9,6 +9,7 @@ Masking and aggregation are not here: `Loss.total` replaces masked positions bef
 model that is trained carry a gradient.
 """
 
+from .covariance import clip_cov, high_covariance, kl_cov
 from .policy import cispo, dro, gmpo, gspo, policy_gradient, ppo_clip, sapo
 from .regularizers import entropy, kl
 from .supervised import sft
@@ -17,13 +18,16 @@ from .value import value_clip
 
 __all__ = [
     "cispo",
+    "clip_cov",
     "dppo_kl",
     "dppo_tv",
     "dro",
     "entropy",
     "gmpo",
     "gspo",
+    "high_covariance",
     "kl",
+    "kl_cov",
     "policy_gradient",
     "ppo_clip",
     "sapo",

@@ -33,6 +33,8 @@ DECLARED: dict[str, tuple[LossFunction[..., Any], dict[str, Any]]] = {
     "dro": (losses.dro, {"beta": 0.3}),
     "dppo_tv": (losses.dppo_tv, {"threshold_low": 0.1, "threshold_high": 0.1, "ratio_cap": 1.5}),
     "dppo_kl": (losses.dppo_kl, {"ratio_cap": 1.5}),
+    "clip_cov": (losses.clip_cov, {"clip_low": 0.1}),
+    "kl_cov": (losses.kl_cov, {"coef": 0.5}),
 }
 SMOOTH = ("policy_gradient", "entropy", "kl", "sft", "sapo", "dro")
 """Losses that are differentiable everywhere, with no part of the gradient stopped."""
@@ -58,6 +60,7 @@ def batch(rows: int = 8, tokens: int = 7) -> tuple[Columns, Tensor]:
         "old_values": noise(),
         "values": noise(),
         "returns": noise(),
+        "high_covariance": (noise() > 0).double(),
     }
     return {name: torch.where(mask, column, math.nan) for name, column in columns.items()}, mask
 
