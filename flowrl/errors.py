@@ -24,6 +24,7 @@
     └── RunError              the run failed after it had started
         ├── NodeError         a node's own exception, with its traceback, node and rank
         ├── ResultError       a node function gave the wrong count, type or value
+        ├── SandboxError      a program could not be run in a sandbox: a failure, and no result of the program's
         ├── WorkerDied        a process ended without saying why
         ├── DeadlineError     a wait ran out; says what for, and who owes it
         ├── CheckpointError   a checkpoint that cannot be written or read
@@ -187,6 +188,10 @@ class NodeError(RunError):
 
 class ResultError(RunError):
     """A node function gave the wrong count, type or value."""
+
+
+class SandboxError(RunError):
+    """A program could not be run in a sandbox; what a program does wrong is a result, and no error."""
 
 
 class WorkerDied(RunError):
