@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from transformers import AutoTokenizer
 
 from flowrl.errors import BackendError
 
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""The mark in a chat template around what the assistant wrote."""
+
 
 class HFTokenizer:
     """Text to ids and back; see `flowrl.backend.Tokenizer`."""
@@ -18,6 +22,8 @@ class HFTokenizer:
     def __init__(self, folder: Path) -> None:
         self.wrapped: Any = AutoTokenizer.from_pretrained(folder)
         self.eos_ids = _eos_ids(folder, self.wrapped.eos_token_id)
+        own: int | None = self.wrapped.eos_token_id
+        self.eos_id = min(self.eos_ids, default=None) if own is None else own
 
     def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids with special tokens; messages go through the chat template, which writes its own.
@@ -26,11 +32,35 @@ class HFTokenizer:
             BackendError: messages, and the tokenizer has no chat template.
         """
         if not isinstance(prompt, str):
-            return self._without_second_bos(self._ids(self._chat(prompt), special=False))
+            return self.encode_chat(prompt)
         ids = self._ids(prompt, special=True)
         if len(ids) > 1 and ids[-1] in self.eos_ids and self._ids(prompt, special=False)[-1:] != ids[-1:]:
             ids = ids[:-1]  # a prompt that the tokenizer ends has nothing to continue
         return self._without_second_bos(ids)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids without any special token."""
+        return self._ids(text, special=False)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> list[int]:
+        """Ids of messages through the chat template.
+
+        Raises:
+            BackendError: the tokenizer has no chat template.
+        """
+        text: str = self._chat(messages, tokenize=False, add_generation_prompt=generation_prompt)
+        return self._without_second_bos(self._ids(text, special=False))
+
+    def written(self, messages: Sequence[Mapping[str, Any]]) -> list[bool] | None:
+        """By the ``{% generation %}`` blocks of the chat template; None for a template without."""
+        template = self.wrapped.chat_template
+        if not isinstance(template, str) or not _GENERATION.search(template):
+            return None
+        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found = self._chat(messages, add_generation_prompt=False, **options)
+        marks = [bool(mark) for mark in found["assistant_masks"]]
+        ids = self.encode_chat(messages, generation_prompt=False)
+        return marks[len(marks) - len(ids) :]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text, special tokens left out."""
@@ -45,17 +75,14 @@ class HFTokenizer:
         ids: list[int] = self.wrapped(text, add_special_tokens=special, verbose=False)["input_ids"]
         return ids
 
-    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         if not self.wrapped.chat_template:
             raise BackendError(
                 "a prompt is a list of chat messages, and the tokenizer has no chat template",
                 found=self.wrapped.name_or_path,
                 fix="give prompts as text, or a model folder with chat_template.jinja",
             )
-        text: str = self.wrapped.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
-        return text
+        return self.wrapped.apply_chat_template([dict(message) for message in messages], **options)
 
     def _without_second_bos(self, ids: list[int]) -> list[int]:
         """Text from a template that wrote the beginning-of-sequence token already gets it a second time."""

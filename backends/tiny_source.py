@@ -19,12 +19,26 @@ class TinyTokenizer:
     """One id a byte of UTF-8, after one `BOS`; see `flowrl.backend.Tokenizer`."""
 
     eos_ids = frozenset({EOS})
+    eos_id: int | None = EOS
 
     def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a text, or of messages, each on a line as ``role: content``."""
-        if not isinstance(prompt, str):
-            prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
-        return [BOS, *prompt.encode()]
+        """Ids of a text, or of messages."""
+        return [BOS, *self.encode_text(prompt)] if isinstance(prompt, str) else self.encode_chat(prompt)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Bytes."""
+        return list(text.encode())
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> list[int]:
+        """Messages, each on a line as ``role: content``; `EOS` stands behind what an assistant said."""
+        ids = [BOS]
+        for message in messages:
+            end = [EOS] if message["role"] == "assistant" else []
+            ids += [*f"{message['role']}: {message['content']}".encode(), *end, *b"\n"]
+        return [*ids, *b"assistant: "] if generation_prompt else ids
+
+    def written(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing is marked."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text; bytes that are no UTF-8 become U+FFFD."""

@@ -16,7 +16,7 @@ from .graph import Graph, Node  # noqa: E402
 from .loss import Loss, loss  # noqa: E402
 from .mesh import Mesh  # noqa: E402
 from .model import AdamW, Dtype, Model  # noqa: E402
-from .nodes import evaluate, filter, logit_energy, logprobs, prompts, rollout, score, update, values  # noqa: E402
+from .nodes import evaluate, filter, logit_energy, logprobs, prompts, responses, rollout, score, update, values  # noqa: E402
 from .stream import Advantages, LogProbs, Metrics, Prompts, Samples, Scores, Stream, Values  # noqa: E402
 from .trace import GraphFunction, graph  # noqa: E402
 
@@ -48,6 +48,7 @@ __all__ = [
     "loss",
     "node",
     "prompts",
+    "responses",
     "reward",
     "rollout",
     "score",

@@ -112,9 +112,24 @@ class Tokenizer(Protocol):
 
     eos_ids: frozenset[int]
     """Every id that ends a response: the tokenizer's, the configuration's and the generation configuration's."""
+    eos_id: int | None
+    """The one that is put behind a given answer: the tokenizer's own; None where there is none."""
 
     def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a text, or of chat messages through the chat template; never two beginning-of-sequence tokens."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text without any special token."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> list[int]:
+        """Ids of chat messages through the chat template, up to where the assistant is to answer, or as they stand."""
+        ...
+
+    def written(self, messages: Sequence[Mapping[str, Any]]) -> list[bool] | None:
+        """For each id of ``encode_chat(messages, generation_prompt=False)`` whether the assistant wrote it, by marks in
+        the chat template; None for a template without marks."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

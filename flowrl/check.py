@@ -73,7 +73,7 @@ def check(
         *check_layout(graph, facts),
         *check_shares(graph),
     ]
-    return [*problems, *(check_batches(graph) or check_rates(graph))]
+    return [*problems, *(check_batches(graph) or check_slow_prompts(graph) or check_rates(graph))]
 
 
 def notes(graph: Graph, *, cores: int) -> list[str]:
@@ -153,15 +153,21 @@ def check_groups(graph: Graph) -> list[FlowrlError]:
         rollout = min(origins.rollouts[node.name], key=lambda rollout: origins.group_size(rollout.name))
         problems.append(
             GroupError(
-                f"node '{node.name}' needs {least} samples of a prompt; rollout '{rollout.name}' makes {n}",
+                f"node '{node.name}' needs {least} samples of a prompt; {rollout.kind} '{rollout.name}' makes {n}",
                 at=node.at,
                 node=node.name,
                 found=f"n={n} ({rollout.at})",
                 wanted=f"n >= {least}",
-                fix=f"fl.rollout(..., n={least}) or more, or an estimator without a group baseline",
+                fix=f"{_larger_group(rollout, least)}, or an estimator without a group baseline",
             )
         )
     return problems
+
+
+def _larger_group(rollout: Node, least: int) -> str:
+    if isinstance(rollout.spec, RolloutSpec):
+        return f"fl.rollout(..., n={least}) or more"
+    return f"fl.responses(..., columns=) with {least} columns or more"
 
 
 def check_minibatches(graph: Graph) -> list[FlowrlError]:
@@ -280,6 +286,33 @@ def _no_whole_steps(node: Node, batch: int, step: int, prompts: str) -> RateErro
         found=f"batch={batch}; the repetition vector is {vector}",
         wanted=f"a multiple of {step}: {', '.join(str(step * i) for i in range(1, 5))}, ...",
         fix=f"batch={nearest} in '{node.name}', or batch={shared} in fl.prompts",
+    )
+
+
+def check_slow_prompts(graph: Graph) -> list[FlowrlError]:
+    """Prompts that do not come in every step (``every=``) are for what is measured beside others that do."""
+    origins = Origins.of(graph)
+    problems: list[FlowrlError] = []
+    slow = {n.name: n.spec.every for n in graph.nodes.values() if isinstance(n.spec, PromptsSpec) and n.spec.every > 1}
+    for node in graph.nodes.values():
+        behind = [prompts.name for prompts in origins.prompts[node.name] if prompts.name in slow]
+        if behind and isinstance(node.spec, UpdateSpec):
+            problems.append(_slow(node, f"node '{node.name}' trains in every step", behind[0], slow[behind[0]]))
+    every_step = any(isinstance(node.spec, PromptsSpec) and node.name not in slow for node in graph.nodes.values())
+    if slow and not every_step and not problems:
+        name = next(iter(slow))
+        problems.append(_slow(graph[name], "nothing happens in most steps", name, slow[name]))
+    return problems
+
+
+def _slow(node: Node, what: str, prompts: str, every: int) -> RateError:
+    return RateError(
+        f"{what}, and prompts '{prompts}' come in one of {every}",
+        at=node.at,
+        node=node.name,
+        found=f"every={every} in '{prompts}'",
+        wanted="prompts of every step",
+        fix=f"leave every= out of '{prompts}', or give the node other prompts",
     )
 
 

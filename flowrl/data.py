@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .backend import Tokenizer
 from .epochs import Epochs, Last
 from .errors import DataError, did_you_mean
 from .rows import Key, Ragged, Rows
 from .sources import Source, open_source
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ._lazy import lazy
+
+    np = lazy("numpy")
 
 __all__ = ["Last", "OnMissing", "OnTooLong", "PromptReader", "PromptSettings", "Source", "open_source"]
 
@@ -25,7 +32,7 @@ OnTooLong = Literal["error", "drop", "left"]
 OnMissing = Literal["error", "drop"]
 
 _TOO_LONG = "too long"
-_MADE = ("prompt", "prompt_ids")
+_MADE = ("prompt", "prompt_ids", "prompt_messages", "prompt_row")
 """Columns that the reader writes itself, whether or not the source has them."""
 
 
@@ -136,7 +143,9 @@ class PromptReader:
 
         Returns:
             Rows under ``Key(step, i)``: ``prompt`` list of text (of chat messages and of cut prompts, the decoded ids),
-            ``prompt_ids`` ragged int32 [prompt tokens], and a list for each column of the source, its values untouched.
+            ``prompt_ids`` ragged int32 [prompt tokens], ``prompt_messages`` list of chat messages (None where text or
+            ids were asked), ``prompt_row`` [rows] int64 number in the source, and a list for each column of the source,
+            its values untouched.
 
         Raises:
             DataError: a row that the policies refuse.
@@ -150,6 +159,8 @@ class PromptReader:
         prompts = [self._read_prompt(number, row) for number, row in zip(numbers, rows, strict=True)]
         columns["prompt"] = [text for text, _ in prompts]
         columns["prompt_ids"] = Ragged.pack([ids for _, ids in prompts], "int32")
+        columns["prompt_messages"] = [self._messages(row) for row in rows]
+        columns["prompt_row"] = np.array(numbers, np.int64)
         return Rows([Key(step, i) for i in range(len(rows))], columns)
 
     def _read_prompt(self, number: int, row: Mapping[str, Any]) -> tuple[str, Sequence[int]]:
@@ -178,13 +189,21 @@ class PromptReader:
                 wanted = "text, or a list of messages with 'role' and 'content'"
                 raise DataError(f"{place}: column {self._column!r} is no prompt", found=repr(value)[:80], wanted=wanted)
             try:
-                said = [{"role": "user", "content": value}] if self.settings.chat and isinstance(value, str) else value
-                ids = self.tokenizer.encode(said)
+                ids = self.tokenizer.encode(self._messages(row) or value)
             except Exception as error:
                 raise DataError(f"{place}: the prompt cannot be tokenized: {type(error).__name__}: {error}") from error
         if len(ids) == 0:
             raise DataError(f"{place}: the prompt has no tokens")
         return ids
+
+    def _messages(self, row: Mapping[str, Any]) -> Any:
+        """The chat messages that a row asks; None for text and for ids."""
+        value = row.get(self._column)
+        if row.get("prompt_ids") is not None or value is None:
+            return None
+        if isinstance(value, str):
+            return [{"role": "user", "content": value}] if self.settings.chat else None
+        return value
 
     def _scan(self) -> list[int] | None:
         """Numbers of the usable rows, or None if every row is; counts the others in `dropped`."""

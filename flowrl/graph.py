@@ -58,17 +58,88 @@ class PromptsSpec:
     on_missing: Literal["error", "drop"]
     last: Literal["drop", "short", "wrap"]
     epochs: int | None
+    every: int = 1
+    """Steps from one batch to the next."""
     model: Model | None = None
     """The model whose tokenizer makes ``prompt_ids``: that of the first rollout that reads these prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutSpec:
+class SamplesSpec:
+    """What gives each prompt its samples, and so makes a space of rows: a rollout, or answers of the data set."""
+
+    staleness: int
+    """How many versions older than the trainer's a response may start."""
+
+    @property
+    def group_size(self) -> int:
+        """Samples of a prompt."""
+        raise NotImplementedError
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response; 0 where no limit is declared."""
+        raise NotImplementedError
+
+    @property
+    def temperature(self) -> float:
+        """That log-probs of these samples are taken at."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutSpec(SamplesSpec):
     """`fl.rollout`: responses of one model."""
 
     sampling: Sampling
-    staleness: int
-    """How many versions older than the trainer's a response may start."""
+
+    @property
+    def group_size(self) -> int:
+        """Samples of a prompt."""
+        return self.sampling.group_size
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response."""
+        return self.sampling.max_new_tokens
+
+    @property
+    def temperature(self) -> float:
+        """That of the sampling; greedy responses are compared at 1."""
+        return self.sampling.temperature or 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponsesSpec(SamplesSpec):
+    """`fl.responses`: responses that stand in the data set, tokenized. No model samples, so no version is read."""
+
+    staleness: int = 1
+    """Steps that they may be read ahead of the trainer: a row is the same whenever it is read."""
+    model: Model
+    """Whose tokenizer makes the ids."""
+    columns: tuple[str, ...]
+    """Data set column of each sample of a prompt."""
+    preference: tuple[float | str, ...]
+    """That of each sample, or the data set column that holds it."""
+    trained: tuple[bool, ...]
+    """Whether each sample's tokens are trained."""
+    max_new_tokens: int | None
+    on_too_long: Literal["error", "drop", "cut"]
+
+    @property
+    def group_size(self) -> int:
+        """Samples of a prompt: one a column."""
+        return len(self.columns)
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response; 0 where no limit is declared."""
+        return self.max_new_tokens or 0
+
+    @property
+    def temperature(self) -> float:
+        """1: log-probs are those of the model itself."""
+        return 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +206,7 @@ class EvaluateSpec:
     sampling: Sampling
 
 
-Spec = PromptsSpec | RolloutSpec | ForwardSpec | FunctionSpec | FilterSpec | UpdateSpec | EvaluateSpec
+Spec = PromptsSpec | RolloutSpec | ResponsesSpec | ForwardSpec | FunctionSpec | FilterSpec | UpdateSpec | EvaluateSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -158,8 +229,8 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """``prompts``, ``rollout``, ``forward``, ``reward``, ``advantage``, ``node``, ``metric``, ``filter``,
-        ``update`` or ``evaluate``."""
+        """``prompts``, ``rollout``, ``responses``, ``forward``, ``reward``, ``advantage``, ``node``, ``metric``,
+        ``filter``, ``update`` or ``evaluate``."""
         return self.spec.role if isinstance(self.spec, FunctionSpec) else type(self.spec).__name__[:-4].lower()
 
     @property
@@ -196,12 +267,12 @@ class Graph:
         nodes = list(nodes)
         for node in nodes:
             digraph.add_node(node.name, node=node)
-        rollouts = {node.name for node in nodes if isinstance(node.spec, RolloutSpec)}
+        samplers = {node.name for node in nodes if isinstance(node.spec, SamplesSpec)}
         for node in nodes:
             for binding in node.bindings:
                 digraph.add_edge(binding.source, node.name, key=binding.column, kind="column")
             for gate in node.gates:
-                digraph.add_edge(gate, node.name, key="rows", kind="column" if gate in rollouts else "gate")
+                digraph.add_edge(gate, node.name, key="rows", kind="column" if gate in samplers else "gate")
         for update in (node for node in nodes if isinstance(node.spec, UpdateSpec)):
             for reader in nodes:
                 if reader is not update and reader.model is update.model:

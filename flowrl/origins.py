@@ -1,10 +1,10 @@
-"""Where the rows of each node come from: the rollout that sampled them and the prompts that they answer."""
+"""Where the rows of each node come from: the rollout (or given responses) that made them, and their prompts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .graph import Graph, Node, PromptsSpec, RolloutSpec, UpdateSpec
+from .graph import Graph, Node, PromptsSpec, SamplesSpec, UpdateSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,7 @@ class Origins:
     """Of every node of a graph without cycles, by name."""
 
     rollouts: dict[str, tuple[Node, ...]]
-    """Rollouts that made its rows, in the order of declaration; itself for a rollout."""
+    """Rollouts and given responses that made its rows, in the order of declaration; itself for one of them."""
     prompts: dict[str, tuple[Node, ...]]
     """Prompts behind its rows; itself for prompts."""
     versions: dict[str, int]
@@ -29,7 +29,7 @@ class Origins:
         for name in nx.topological_sort(nx.DiGraph(graph.rows_graph)):
             if name in nodes:
                 node, sources = nodes[name], [source for source in nodes[name].sources if source in nodes]
-                for table, kind in ((origins.rollouts, RolloutSpec), (origins.prompts, PromptsSpec)):
+                for table, kind in ((origins.rollouts, SamplesSpec), (origins.prompts, PromptsSpec)):
                     own = isinstance(node.spec, kind)
                     found = {name} if own else {other.name for source in sources for other in table[source]}
                     table[name] = tuple(nodes[other] for other in sorted(found, key=order.__getitem__))
@@ -38,7 +38,7 @@ class Origins:
 
     def _add_versions(self, nodes: dict[str, Node]) -> None:
         for node in nodes.values():
-            if isinstance(node.spec, RolloutSpec):
+            if isinstance(node.spec, SamplesSpec):
                 self.versions[node.name] = 0
         for node in nodes.values():
             if isinstance(node.spec, UpdateSpec):
@@ -51,12 +51,12 @@ class Origins:
     def group_size(self, name: str) -> int:
         """Samples of a prompt in the rows of a node; 0 when no rollout made them."""
         specs = [node.spec for node in self.rollouts[name]]
-        return min((spec.sampling.group_size for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+        return min((spec.group_size for spec in specs if isinstance(spec, SamplesSpec)), default=0)
 
     def longest_response(self, name: str) -> int:
-        """Tokens of the longest response in the rows of a node; 0 when no rollout made them."""
+        """Tokens of the longest response in the rows of a node; 0 where no rollout makes them, or none is limited."""
         specs = [node.spec for node in self.rollouts[name]]
-        return max((spec.sampling.max_new_tokens for spec in specs if isinstance(spec, RolloutSpec)), default=0)
+        return max((spec.longest_response for spec in specs if isinstance(spec, SamplesSpec)), default=0)
 
     def step_size(self, name: str) -> int:
         """Prompts a step of the prompts behind a node; 0 when there are none."""

@@ -5,7 +5,7 @@ firing of a node takes and gives a fixed number of rows. A dropped row still cou
 it was dropped, so that filters do not change a rate. One firing of
 
 * ``prompts`` gives a step: ``batch`` prompts,
-* ``rollout`` takes a prompt and gives its ``n`` samples,
+* ``rollout`` takes a prompt and gives its ``n`` samples; so do ``responses``, without a version,
 * a node per row, group or batch takes and gives 1, ``n`` or, like the update, ``batch x n`` samples,
 * ``update`` takes ``batch x n`` samples, its own batch, and gives one version.
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from .errors import RateError
-from .graph import EvaluateSpec, Graph, Node, PromptsSpec, RolloutSpec, UpdateSpec
+from .graph import EvaluateSpec, Graph, Node, PromptsSpec, RolloutSpec, SamplesSpec, UpdateSpec
 from .origins import Origins
 
 TEXTS_OF_PROMPT = frozenset({"prompt", "prompt_ids"})
@@ -190,13 +190,13 @@ def _row_flow(origins: Origins, source: Node, target: Node) -> Flow:
     columns = tuple(dict.fromkeys(b.column for b in target.bindings if b.source == source.name))
     if isinstance(source.spec, PromptsSpec):
         n = max(1, origins.group_size(target.name))
-        single = isinstance(target.spec, RolloutSpec)
+        single = isinstance(target.spec, SamplesSpec)
         gives = Fraction(source.spec.batch)
         takes = Fraction(1) if single else Fraction(_samples_a_firing(origins, target), n)
         unit = 1
     else:
         unit = max(1, origins.group_size(source.name))
-        gives = Fraction(unit if isinstance(source.spec, RolloutSpec) else _samples_a_firing(origins, source))
+        gives = Fraction(unit if isinstance(source.spec, SamplesSpec) else _samples_a_firing(origins, source))
         takes = Fraction(_samples_a_firing(origins, target))
     return Flow(
         source=source.name,
@@ -214,7 +214,7 @@ def _capacity(origins: Origins, source: Node, target: Node) -> int:
     bound = [
         (rollout.spec.staleness + 1) * origins.versions[rollout.name]
         for rollout in rollouts
-        if isinstance(rollout.spec, RolloutSpec)
+        if isinstance(rollout.spec, SamplesSpec)
     ]
     step = source.spec.batch if isinstance(source.spec, PromptsSpec) else 1
     return max([*bound, step])

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,27 +27,14 @@ from flowrl.rows import Column, Key, Ragged, Rows
 from .calls import Called, call_filter, call_function
 from .checkpoint import partial_folder
 from .events import Action, Firing
+from .given import responses
+from .made import Counts, Emitted, Made, Parts
 
 if TYPE_CHECKING:
     from .worker import Worker
 
 EMIT_S = 0.05
 """Responses that end within this time of each other leave in one block: a block costs as much as some tens of rows."""
-
-
-@dataclass(slots=True)
-class Emitted:
-    """Something that a firing made."""
-
-    content: Any
-    """`Rows`, a dict of tensors, or None."""
-    dropped: dict[Key, str] = field(default_factory=dict)
-    lengths: tuple[int, ...] | None = None
-    """Tokens of each row (prompt and response)."""
-
-
-Made = Iterator[Emitted | Metrics]
-Parts = Sequence[Any]
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -74,9 +61,9 @@ def rollout(worker: Worker, firing: Firing, parts: Parts) -> Made:
     model = worker.model_of(firing)
     asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, ids, strict=True)]
     lengths = {key: len(row) for key, row in zip(firing.keys, ids, strict=True)}
-    counts = _Counts()
+    counts = Counts()
     for chunk in _chunks(model.generate(asked, spec.sampling, worker.seed)):
-        counts.add(chunk)
+        counts.add([len(response.ids) for response in chunk], [response.stop for response in chunk])
         rows = _response_rows(chunk, firing.version, model.tokenizer, spec.sampling)
         yield Emitted(rows, lengths=tuple(lengths[r.key.group] + len(r.ids) for r in chunk))
     yield counts.metrics()
@@ -204,6 +191,7 @@ def load(worker: Worker, firing: Firing, parts: Parts) -> Made:
 ACTIONS: dict[Action, Callable[[Worker, Firing, Parts], Made]] = {
     "prompts": prompts,
     "rollout": rollout,
+    "responses": responses,
     "forward": forward,
     "function": function,
     "filter": filter,
@@ -219,26 +207,6 @@ ACTIONS: dict[Action, Callable[[Worker, Firing, Parts], Made]] = {
 
 
 # --- parts of actions -----------------------------------------------------------------------------------------------
-
-
-class _Counts:
-    """Sums over the responses of a firing."""
-
-    def __init__(self) -> None:
-        self.samples = self.tokens = self.cut = 0
-
-    def add(self, responses: Sequence[Response]) -> None:
-        self.samples += len(responses)
-        self.tokens += sum(len(response.ids) for response in responses)
-        self.cut += sum(response.stop == "length" for response in responses)
-
-    def metrics(self) -> Metrics:
-        return {
-            "samples": Sum(self.samples, 1),
-            "response_tokens": Sum(self.tokens, 1),
-            "response_length": Sum(self.tokens, self.samples),
-            "truncated": Sum(self.cut, self.samples),
-        }
 
 
 def _chunks(steps: Iterator[Sequence[Response]]) -> Iterator[list[Response]]:
@@ -278,9 +246,10 @@ def _read(worker: Worker, firing: Firing) -> list[Rows]:
     count = worker.plan.prompts_per_step[firing.node] // spec.batch
     num_rows = reader.epochs.num_rows
     end = spec.epochs * num_rows if spec.last == "wrap" and spec.epochs and num_rows else None
-    if end is not None and firing.step * count * spec.batch >= end:
+    first = firing.step // spec.every * count
+    if end is not None and first * spec.batch >= end:
         return []  # the reader goes on for ever: the last step of all may take rows of one epoch more
-    found = [reader.read(firing.step * count + i) for i in range(count)]
+    found = [reader.read(first + i) for i in range(count)]
     rows = [batch for batch in found if batch is not None]
     return [] if spec.last == "drop" and len(rows) < count else rows
 
@@ -305,8 +274,7 @@ def _reader(worker: Worker, node: str) -> PromptReader:
             epochs=None if spec.last == "wrap" else spec.epochs,  # see _read
         )
         assert spec.model is not None, "prompts that no rollout reads are not fired"
-        tokenizer = worker.load_backend(spec.model.backend).load_tokenizer(spec.model.source)
-        reader = worker.readers[node] = PromptReader(spec.source, tokenizer, settings)
+        reader = worker.readers[node] = PromptReader(spec.source, worker.tokenizer_of(spec.model), settings)
         print(f"node '{node}' reads {reader.source.name}: {reader.report()}", file=sys.stderr, flush=True)
     return worker.readers[node]
 

@@ -5,6 +5,7 @@ stage      waits for                                           on
 =========  ==================================================  =================================================
 prompts    the step to be open                                 the host
 rollout    its prompts, admission, weights at rest             each rank its share of the prompts
+responses  its prompts, admission                              the host
 forward    its whole share; a trained model: the step's        each rank its share
            version
 function   rows, whole groups, or the whole step               any workers with room
@@ -27,7 +28,7 @@ from flowrl.rows import Key
 
 from .course import shown
 from .evaluations import Evaluations
-from .events import Action, Firing, Warn
+from .events import MAKES_SAMPLES, Action, Firing, Warn
 from .ledger import Ledger
 from .orders import MAX_QUEUED, Orders, reasons
 from .plan import Plan, Stage
@@ -60,6 +61,7 @@ class Dispatch:
         launchers = {
             "prompts": self._prompts,
             "rollout": self._rollout,
+            "responses": self._responses,
             "forward": self._forward,
             "function": self._function,
             "filter": self._function,
@@ -83,7 +85,7 @@ class Dispatch:
     def is_fired(self, stage: Stage) -> bool:
         """Whether a stage is fired once for each step: evaluations are not, nor are prompts that only they read."""
         if stage.action == "prompts":
-            return any(reader.action == "rollout" for reader in self.plan.readers[stage.name])
+            return any(reader.action in MAKES_SAMPLES for reader in self.plan.readers[stage.name])
         return stage.action != "evaluate"
 
     def is_read(self, step: StepRows) -> bool:
@@ -110,6 +112,10 @@ class Dispatch:
 
     def _prompts(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
+        if step.number % self.plan.every[stage.name]:
+            progress.fires_without = False
+            step.read(stage.name)
+            return
         worker = self.plan.pools[stage.pool].workers[0]
         if self.orders.has_room(worker):
             progress.fires_without = False
@@ -120,16 +126,28 @@ class Dispatch:
         if not progress.known or not self._may_sample(stage, step.number):
             return
         for share, worker in self._shares_to_fire(step, progress):
-            progress.fired.add(share.rank)
-            version = self.weights.served(stage)
-            self.ledgers[stage.name].issue(step.number, share.samples, self.weights.age(stage))
-            prompts, missing = share.prompts, len(share.samples)
-            self._fire(worker, step, progress, "rollout", prompts, set(prompts), missing=missing, version=version)
+            self._sample(step, progress, share, worker, version=self.weights.served(stage))
         progress.fires_without = len(progress.fired) < self.plan.pools[stage.pool].size
 
     def _may_sample(self, stage: Stage, step: int) -> bool:
         """Admission: both the trainer's version and the one that the rollout's ranks hold are new enough."""
-        return self.ledgers[stage.name].admits(step, self.weights.age(stage)) and self.weights.at_rest(stage)
+        return self.ledgers[stage.name].admits(step, self.weights.age(stage, step)) and self.weights.at_rest(stage)
+
+    def _responses(self, step: StepRows, progress: StageProgress) -> None:
+        stage = progress.stage
+        if not progress.known or not self.ledgers[stage.name].admits(step.number, self.weights.clock(stage.name)):
+            return
+        for share, worker in self._shares_to_fire(step, progress):
+            self._sample(step, progress, share, worker)
+        progress.fires_without = not progress.fired
+
+    def _sample(self, step: StepRows, progress: StageProgress, share: Share, worker: str, *, version: int = 0) -> None:
+        """Give a rank its prompts: their samples exist for the ledger from now on."""
+        stage = progress.stage
+        progress.fired.add(share.rank)
+        self.ledgers[stage.name].issue(step.number, share.samples, self.weights.age(stage, step.number))
+        prompts, missing = share.prompts, len(share.samples)
+        self._fire(worker, step, progress, stage.action, prompts, set(prompts), missing=missing, version=version)
 
     def _forward(self, step: StepRows, progress: StageProgress) -> None:
         version = self.weights.served(progress.stage)

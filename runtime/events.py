@@ -16,6 +16,7 @@ from flowrl.rows import Key
 Action = Literal[
     "prompts",
     "rollout",
+    "responses",
     "forward",
     "function",
     "filter",
@@ -29,6 +30,8 @@ Action = Literal[
     "load",
 ]
 """What a worker does in a firing."""
+MAKES_SAMPLES: frozenset[Action] = frozenset({"rollout", "responses"})
+"""Those that take prompts and give their samples."""
 
 
 NO_FIRING = -1

@@ -13,7 +13,7 @@ from flowrl.graph import FunctionSpec
 from flowrl.rows import PROMPT, Key
 
 from .course import shown
-from .events import Block
+from .events import MAKES_SAMPLES, Block
 from .ledger import Ledger
 from .orders import Lease, Orders, reasons
 from .plan import Plan
@@ -41,7 +41,7 @@ class Intake:
         """Rows of a block that are new pass on."""
         node, step = lease.firing.node, self.steps[lease.firing.step]
         progress, counts = step.stages[node], self.orders.counts
-        if lease.firing.action == "rollout":
+        if lease.firing.action in MAKES_SAMPLES:
             fresh = self.ledgers[node].produce(step.number, block.keys)
         else:
             fresh = set(block.keys) - progress.done
@@ -67,7 +67,7 @@ class Intake:
             return  # a prompt that was never given out has no row
         step = self.steps[firing.step]
         progress = step.stages[firing.node]
-        if firing.action == "rollout":
+        if firing.action in MAKES_SAMPLES:
             prompts = [key for key in keys if key.sample == PROMPT]
             keys = [*step.samples(firing.node, prompts), *(key for key in keys if key.sample != PROMPT)]
         new = [key for key in keys if key not in progress.dead and key not in progress.done]

@@ -21,7 +21,9 @@ from flowrl.graph import (
     Node,
     Per,
     PromptsSpec,
+    ResponsesSpec,
     RolloutSpec,
+    SamplesSpec,
     UpdateSpec,
 )
 from flowrl.loss import Loss
@@ -60,7 +62,7 @@ class Stage:
     per: Per
     pool: str
     space: str
-    """The rollout whose samples its rows are; a prompts stage's own name."""
+    """The rollout, or given responses, whose samples its rows are; a prompts stage's own name."""
     waits_for: tuple[str, ...]
     """Stages that a row must have passed first; those that they wait for themselves are left out."""
     reads: tuple[tuple[str, tuple[str, ...]], ...]
@@ -85,6 +87,8 @@ class Plan:
     """By rollout."""
     staleness: dict[str, int]
     """By rollout."""
+    every: dict[str, int]
+    """By prompts stage: steps from one batch to the next."""
     readers: dict[str, tuple[Stage, ...]] = field(init=False)
     """By stage: those that wait for it."""
     in_space: dict[str, tuple[Stage, ...]] = field(init=False)
@@ -127,7 +131,7 @@ def compile_plan(graph: Graph) -> Plan:
     stages: dict[str, Stage] = {}
     for node in _topological(graph):
         stages[node.name] = _stage(graph, node, spaces, stages)
-    for number, rollout in enumerate(node for node in graph.nodes.values() if isinstance(node.spec, RolloutSpec)):
+    for number, rollout in enumerate(node for node in graph.nodes.values() if isinstance(node.spec, SamplesSpec)):
         name = RECORD if number == 0 else f"{RECORD}_{number + 1}"
         stages[name] = _record(name, rollout.name, graph, spaces, stages)
     return Plan(
@@ -135,10 +139,9 @@ def compile_plan(graph: Graph) -> Plan:
         stages=stages,
         pools=pools,
         prompts_per_step=_prompts_per_step(graph, spaces),
-        samples_per_prompt={
-            n.name: n.spec.sampling.group_size for n in graph.nodes.values() if isinstance(n.spec, RolloutSpec)
-        },
-        staleness={n.name: n.spec.staleness for n in graph.nodes.values() if isinstance(n.spec, RolloutSpec)},
+        samples_per_prompt={n.name: n.spec.group_size for n in graph.nodes.values() if isinstance(n.spec, SamplesSpec)},
+        staleness={n.name: n.spec.staleness for n in graph.nodes.values() if isinstance(n.spec, SamplesSpec)},
+        every={n.name: n.spec.every for n in graph.nodes.values() if isinstance(n.spec, PromptsSpec)},
     )
 
 
@@ -146,7 +149,7 @@ def _stage(graph: Graph, node: Node, spaces: dict[str, str], before: dict[str, S
     reads: dict[str, dict[str, None]] = {}
     for binding in node.bindings:
         reads.setdefault(binding.source, {})[binding.column] = None
-    if isinstance(node.spec, RolloutSpec | EvaluateSpec):
+    if isinstance(node.spec, SamplesSpec | EvaluateSpec):
         waits_for = node.sources
     else:
         sources = [source for source in node.sources if not isinstance(graph[source].spec, PromptsSpec)]
@@ -207,6 +210,8 @@ def _action(node: Node) -> Action:
             return "prompts"
         case RolloutSpec():
             return "rollout"
+        case ResponsesSpec():
+            return "responses"
         case ForwardSpec():
             return "forward"
         case FunctionSpec():
@@ -223,7 +228,7 @@ def _spaces(graph: Graph) -> dict[str, str]:
     """The rollout that made the rows of each node; prompts, rollouts and evaluations are their own."""
     spaces: dict[str, str] = {}
     for node in _topological(graph):
-        if isinstance(node.spec, PromptsSpec | RolloutSpec | EvaluateSpec):
+        if isinstance(node.spec, PromptsSpec | SamplesSpec | EvaluateSpec):
             spaces[node.name] = node.name
             continue
         made_by = {spaces[source] for source in node.sources if not isinstance(graph[source].spec, PromptsSpec)}
@@ -244,7 +249,7 @@ def _spaces(graph: Graph) -> dict[str, str]:
 def _rollouts_of(graph: Graph, node: Node) -> set[str]:
     """Rollouts that answer the prompts which a node reads."""
     readers = (reader for source in node.sources for reader in graph.readers(source))
-    return {reader.name for reader in readers if isinstance(reader.spec, RolloutSpec)}
+    return {reader.name for reader in readers if isinstance(reader.spec, SamplesSpec)}
 
 
 def _prompts_per_step(graph: Graph, spaces: dict[str, str]) -> dict[str, int]:
@@ -302,4 +307,4 @@ def _topological(graph: Graph) -> list[Node]:
 
     order = {name: i for i, name in enumerate(graph.nodes)}
     nodes = [graph[name] for name in nx.lexicographical_topological_sort(graph.rows_graph, key=order.__getitem__)]
-    return sorted(nodes, key=lambda node: not isinstance(node.spec, PromptsSpec | RolloutSpec))
+    return sorted(nodes, key=lambda node: not isinstance(node.spec, PromptsSpec | SamplesSpec))

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from flowrl.rows import Key
 
-from .events import Block, Input
+from .events import MAKES_SAMPLES, Block, Input
 from .plan import Plan, Stage
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class StageProgress:
         """Those of them that the stage itself dropped."""
         self.fired: set[int] = set()
         """Ranks that were given their share."""
-        self.fires_without = stage.action in ("prompts", "rollout", "backward", "record")
+        self.fires_without = stage.action in ("prompts", *MAKES_SAMPLES, "backward", "record")
         """Whether it may have something to fire though no row is ready."""
         self.running = 0
         """Firings that have not ended."""
@@ -86,7 +86,7 @@ class StageProgress:
         """The rows of the step are these, all of them samples of `prompts`."""
         self.known = True
         self.expected = keys
-        self.group_size = len(keys) // len(prompts)
+        self.group_size = len(keys) // len(prompts) if prompts else 1
         if self.stage.per == "group":
             self._left = Counter(dict.fromkeys(map(_PROMPT_OF, prompts), self.group_size))
 
@@ -195,14 +195,15 @@ class StepRows:
     # --- rows come, pass and go
 
     def read(self, prompts: str) -> list[StageProgress]:
-        """All prompts of the step have come from a prompts stage: its rows and their samples are known from now on."""
+        """All prompts of the step have come from a prompts stage, or it has none in this step: its rows and their
+        samples are known from now on."""
         keys = self.prompts[prompts] = sorted(self.stages[prompts].done)
         told = [self.stages[prompts]]
         told[0].expect(tuple(keys), keys)
-        for rollout in self.plan.readers[prompts]:
-            if rollout.action == "rollout":
-                samples = tuple(self.samples(rollout.name, keys))
-                for stage in self.plan.in_space[rollout.name]:
+        for sampler in self.plan.readers[prompts]:
+            if sampler.action in MAKES_SAMPLES:
+                samples = tuple(self.samples(sampler.name, keys))
+                for stage in self.plan.in_space[sampler.name]:
                     self.stages[stage.name].expect(samples, keys)
                     told.append(self.stages[stage.name])
         return told

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flowrl.graph import PromptsSpec, RolloutSpec
+from flowrl.graph import PromptsSpec, SamplesSpec
 from flowrl.rows import Column, Key, Ragged, Rows
 
 from .events import Firing
@@ -43,7 +43,7 @@ class Recorder:
         nodes = self.plan.graph.nodes
         sources = [source for source, _ in self.plan.stages[firing.node].reads]
         [prompts] = [source for source in sources if isinstance(nodes[source].spec, PromptsSpec)]
-        [rollout] = [source for source in sources if isinstance(nodes[source].spec, RolloutSpec)]
+        [rollout] = [source for source in sources if isinstance(nodes[source].spec, SamplesSpec)]
         asked = tables.values(prompts, "prompt")
         answered = tables.values(rollout, "response")
         stops = tables.values(rollout, "stop")

@@ -27,6 +27,7 @@ from .course import Course, Options, shown
 from .dispatch import Dispatch
 from .evaluations import Evaluations
 from .events import (
+    MAKES_SAMPLES,
     NO_FIRING,
     Block,
     Command,
@@ -234,9 +235,10 @@ class Scheduler:
                 return  # a later tick finds it overdue still
             version = self._weights.served(stage)
         if self._orders.again(lease, problem, version):
-            if firing.action == "rollout":
+            if firing.action in MAKES_SAMPLES:
                 samples = self.steps[firing.step].samples(firing.node, firing.keys)
-                self.ledgers[firing.node].reissue(firing.step, list(samples), self._weights.age(stage))
+                age = self._weights.age(self.plan.stages[firing.node], firing.step)
+                self.ledgers[firing.node].reissue(firing.step, list(samples), age)
             return
         lenders = sorted({f"'{each.worker}'" for each in firing.inputs if each.worker != lease.worker})
         reads = f"; it needs rows that lie with {', '.join(lenders)}" if lenders else ""

@@ -56,8 +56,11 @@ class Weights:
             return self.replicas[model, stage.pool]
         return self.promised.get(model, 0)
 
-    def age(self, stage: Stage) -> int:
-        """The version that a rollout's samples count from: its ranks', or the clock's for a model that none trains."""
+    def age(self, stage: Stage, step: int) -> int:
+        """The version that the samples of a step count from: a rollout's ranks', or the clock's for a model that none
+        trains. Given responses are of no version and never late: they count from their own step's."""
+        if stage.action == "responses":
+            return step
         trained = self.plan.model_of[stage.name] in self.versions
         return min(self.served(stage), self.clock(stage.space)) if trained else self.clock(stage.space)
 
@@ -84,7 +87,7 @@ class Weights:
 
     def _clock_models(self, rollout: str) -> list[str]:
         trained = [self.plan.model_of[s.name] for s in self.plan.in_space[rollout] if s.action == "backward"]
-        return trained or [model for model in [self.plan.model_of[rollout]] if model in self.versions]
+        return trained or [model for model in [self.plan.model_of.get(rollout, "")] if model in self.versions]
 
     # --- bringing versions to where they are read
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.backend import Backend, BackendFactory
+from flowrl.backend import Backend, BackendFactory, Tokenizer
 from flowrl.data import PromptReader
+from flowrl.model import Model
 from flowrl.rows import Column, Rows
 
 from .events import Block, Firing
@@ -35,6 +36,8 @@ class Worker:
     """Writes samples; on the host only."""
     models: dict[str, Backend] = field(default_factory=dict)
     readers: dict[str, PromptReader] = field(default_factory=dict)
+    tokenizers: dict[tuple[str, str], Tokenizer] = field(default_factory=dict)
+    """By backend and source of a model."""
     blocks: dict[int, Content] = field(default_factory=dict)
     makers: dict[int, str] = field(default_factory=dict)
     """The node that made each block, for errors."""
@@ -68,6 +71,13 @@ class Worker:
         tables = {source: Rows.join(firing.keys, found) for source, found in by_source.items()}
         bindings = self.plan.graph[firing.node].bindings
         return {b.parameter: tables[b.source].columns[b.column] for b in bindings}
+
+    def tokenizer_of(self, model: Model) -> Tokenizer:
+        """A model's tokenizer, loaded once for all nodes here that read with it."""
+        key = model.backend, model.source
+        if key not in self.tokenizers:
+            self.tokenizers[key] = self.load_backend(model.backend).load_tokenizer(model.source)
+        return self.tokenizers[key]
 
     def model_of(self, firing: Firing) -> Backend:
         """The model that a node runs."""

@@ -3,8 +3,20 @@
 from .data import prompts
 from .evaluation import evaluate
 from .forward import logit_energy, logprobs, score, values
+from .given import responses
 from .sampling import rollout
 from .selection import filter
 from .training import update
 
-__all__ = ["evaluate", "filter", "logit_energy", "logprobs", "prompts", "rollout", "score", "update", "values"]
+__all__ = [
+    "evaluate",
+    "filter",
+    "logit_energy",
+    "logprobs",
+    "prompts",
+    "responses",
+    "rollout",
+    "score",
+    "update",
+    "values",
+]

@@ -12,6 +12,10 @@ from flowrl.sources import Source, open_source
 from flowrl.stream import ANY, Prompts
 from flowrl.trace import tracer
 
+PROMPT_COLUMNS = ("prompt", "prompt_ids", "prompt_messages", "prompt_row")
+"""What prompts write beside the columns of their source: text, int32 ids, the chat messages that were asked (None where
+text was), and the number of the row in its source."""
+
 
 def prompts(
     source: Any,
@@ -26,6 +30,7 @@ def prompts(
     on_missing: Literal["error", "drop"] = "error",
     last: Literal["drop", "short", "wrap"] = "drop",
     epochs: int | None = None,
+    every: int = 1,
     name: str | None = None,
 ) -> Prompts:
     """Rows of a data source, `batch` a step.
@@ -44,10 +49,12 @@ def prompts(
         last: the last rows of an epoch that fill no batch are dropped and counted, make a short step, or are filled up
             from the next epoch.
         epochs: passes over the source; None repeats for ever.
+        every: steps from one batch to the next: 10 gives rows in the first step, the eleventh, ... for what is measured
+            beside the training. What such rows say of a trained model is of its weights before that step's update.
     """
     at = caller()
     label = name or "prompts"
-    expect_counts(label, at, batch=batch)
+    expect_counts(label, at, batch=batch, every=every)
     expect_counts_or_none(label, at, max_prompt_tokens=max_prompt_tokens, epochs=epochs)
     expect_policy(label, at, "on_too_long", on_too_long, ("error", "drop", "left"))
     expect_policy(label, at, "on_missing", on_missing, ("error", "drop"))
@@ -65,8 +72,9 @@ def prompts(
         on_missing=on_missing,
         last=last,
         epochs=epochs,
+        every=every,
     )
-    columns = dict.fromkeys(("prompt", "prompt_ids", *(opened.columns if opened else (ANY,))))
+    columns = dict.fromkeys((*PROMPT_COLUMNS, *(opened.columns if opened else (ANY,))))
     node = tracer().add(
         lambda final: Node(
             name=final,

@@ -59,12 +59,13 @@ def _forward(
     expect(samples, Samples, node=label, parameter="samples", at=at)
     sampled_at = temperature_of(samples, label, at)
     if output == "logprobs" and temperature is not None and temperature != sampled_at:
+        maker = tracer().nodes[samples.columns["response_ids"]]
         raise ProvenanceError(
             f"node '{label}' takes log-probs at another temperature than the samples were drawn at",
             at=at,
             node=label,
             found=f"temperature={temperature}",
-            wanted=f"temperature={sampled_at}, as rollout '{samples.columns['logprobs']}'",
+            wanted=f"temperature={sampled_at}, as {maker.kind} '{maker.name}'",
             fix="leave temperature= out",
         )
     expect_head(model, HEAD_OF[output], label, at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowrl.backend import Sampling
 from flowrl.errors import Location
 from flowrl.expect import expect, expect_counts, expect_mesh, expect_model, expect_sampling
-from flowrl.graph import Binding, Node, RolloutSpec
+from flowrl.graph import Binding, Node, RolloutSpec, SamplesSpec
 from flowrl.location import caller
 from flowrl.mesh import Mesh
 from flowrl.model import Model
@@ -88,7 +88,7 @@ def rollout(
 
 
 def temperature_of(samples: Samples, node: str, at: Location) -> float:
-    """The temperature that the samples' rollout draws at."""
+    """The temperature that the samples' rollout draws at; 1 for given responses."""
     spec = tracer().nodes[samples.columns["response_ids"]].spec
-    assert isinstance(spec, RolloutSpec), f"'{node}' at {at} reads samples that no rollout made"
-    return spec.sampling.temperature or 1.0
+    assert isinstance(spec, SamplesSpec), f"'{node}' at {at} reads samples that nothing made"
+    return spec.temperature

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from flowrl.columns import bind, parameter
-from flowrl.errors import UnknownName, did_you_mean
+from flowrl.errors import Location, UnknownColumn, UnknownName, did_you_mean
 from flowrl.expect import expect, expect_counts, expect_counts_or_none, expect_loss, expect_model, expect_optimizer
 from flowrl.functions import gates_of
-from flowrl.graph import Node, UpdateSpec
+from flowrl.graph import Node, ResponsesSpec, UpdateSpec
 from flowrl.location import caller
 from flowrl.loss import TRAINED, Loss
 from flowrl.model import Model
@@ -67,6 +69,8 @@ def update(
             wanted=", ".join(wanted),
             fix=did_you_mean(unknown[0], wanted) or "name a column that the loss reads",
         )
+    if isinstance(tracer().nodes[samples.columns["response_ids"]].spec, ResponsesSpec):
+        _expect_old_logprobs(loss, (samples, *streams), named, label, at)
     # for metrics alone when the loss does not read it: given answers were sampled by nobody
     optional = loss.optional | ({"old_logprobs"} - set(loss.reads))
     columns = [parameter(column, optional=column in optional) for column in wanted if column not in TRAINED]
@@ -94,3 +98,19 @@ def update(
         name=name,
         default="update",
     )
+
+
+def _expect_old_logprobs(
+    loss: Loss, streams: Sequence[Stream], named: Mapping[str, Stream], node: str, at: Location
+) -> None:
+    """A loss with a ratio needs log-probs from before the update, which given responses have of no sampler."""
+    brought = "old_logprobs" in named or any("old_logprobs" in stream.columns for stream in streams)
+    if "old_logprobs" in set(loss.reads) - loss.optional and not brought:
+        raise UnknownColumn(
+            f"node '{node}': the loss reads 'old_logprobs', and responses of the data set have no sampler's",
+            at=at,
+            node=node,
+            found=str(loss),
+            wanted="log-probs of the policy before the update, or a loss without a ratio",
+            fix="fl.update(..., fl.logprobs(policy, samples), ...), or a loss such as losses.sft() or losses.dpo()",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flowrl.graph import FilterSpec, Graph, Node, PromptsSpec, RolloutSpec
+from flowrl.graph import FilterSpec, Graph, Node, PromptsSpec, SamplesSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ def _rate(node: Node, known: Mapping[str, Rate]) -> Rate | None:
     if not inputs:
         return None
     at_most = isinstance(node.spec, FilterSpec) or any(rate.at_most for rate in inputs)
-    if isinstance(node.spec, RolloutSpec):
+    if isinstance(node.spec, SamplesSpec):
         prompts = max(rate.count for rate in inputs if rate.unit == "prompts" or len(inputs) == 1)
-        return Rate(prompts * node.spec.sampling.group_size, "rows", at_most)
+        return Rate(prompts * node.spec.group_size, "rows", at_most)
     # A column of a prompt's own row goes to each of its samples: rows outrank prompts.
     widest = max(inputs, key=lambda rate: (rate.unit == "rows", rate.count))
     return Rate(widest.count, widest.unit, at_most)

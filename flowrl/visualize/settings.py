@@ -16,6 +16,7 @@ from flowrl.graph import (
     FunctionSpec,
     Node,
     PromptsSpec,
+    ResponsesSpec,
     RolloutSpec,
     UpdateSpec,
 )
@@ -68,6 +69,7 @@ def _prompts(node: Node, spec: PromptsSpec) -> list[str]:
                 ("batch", spec.batch),
                 *_unless("shuffle", spec.shuffle, True),
                 *_unless("epochs", spec.epochs, None),
+                *_unless("every", spec.every, 1),
                 *_unless("max_prompt_tokens", spec.max_prompt_tokens, None),
             ]
         ),
@@ -89,6 +91,14 @@ def _sampling(sampling: Sampling) -> str:
 
 def _rollout(node: Node, spec: RolloutSpec) -> list[str]:
     return [f"model={node.model.name}" if node.model else "", _sampling(spec.sampling), f"staleness={spec.staleness}"]
+
+
+def _responses(node: Node, spec: ResponsesSpec) -> list[str]:
+    settings = [
+        *_unless("max_new_tokens", spec.max_new_tokens, None),
+        *_unless("on_too_long", spec.on_too_long, "error"),
+    ]
+    return [f"columns: {', '.join(spec.columns)}", f"tokenizer of {spec.model.name}", _pairs(settings)]
 
 
 def _forward(node: Node, spec: ForwardSpec) -> list[str]:
@@ -144,6 +154,7 @@ def _evaluate(node: Node, spec: EvaluateSpec) -> list[str]:
 _FORMAT: dict[type, Callable[[Node, Any], list[str]]] = {
     PromptsSpec: _prompts,
     RolloutSpec: _rollout,
+    ResponsesSpec: _responses,
     ForwardSpec: _forward,
     FunctionSpec: _function,
     FilterSpec: _filter,

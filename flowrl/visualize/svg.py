@@ -25,6 +25,7 @@ RADIUS = 7.0
 KINDS = {
     "prompts": ("#475569", "#94a3b8"),
     "rollout": ("#2563eb", "#60a5fa"),
+    "responses": ("#2563eb", "#60a5fa"),
     "forward": ("#0e7490", "#22d3ee"),
     "reward": ("#b45309", "#fbbf24"),
     "advantage": ("#7c3aed", "#a78bfa"),
