@@ -81,6 +81,7 @@ class Decoding:
             temperature=self.sampling.temperature,
             top_k=self.sampling.top_k,
             top_p=self.sampling.top_p,
+            min_p=self.sampling.min_p,
         )
         if self._greedy is not None:
             likeliest, most = choose_likeliest(self._decoder.logits, self.sampling.temperature)

@@ -48,15 +48,19 @@ def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
     return wide if temperature in (0.0, 1.0) else wide / temperature
 
 
-def choose(logits: Tensor, uniform: Tensor, *, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """Sample one token a row.
+def choose(
+    logits: Tensor, uniform: Tensor, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Sample one token a row. What is kept is decided at `temperature`: by `top_k`, then `top_p`, then `min_p`.
 
     Args:
         logits: [rows, vocabulary].
         uniform: [rows] float64 in (0, 1).
         temperature: divides the logits; 0 takes the most likely token.
         top_k: keep this many most likely tokens; 0 keeps all.
-        top_p: then keep the fewest whose probabilities add up to this.
+        top_p: of these the fewest that hold this share of their probability.
+        min_p: of these the ones at least this share as likely as the most likely token (Nguyen et al. 2024,
+            arXiv:2407.01082).
 
     Returns:
         [rows] int64 ids, and [rows] float log-probs over the full vocabulary at `temperature`.
@@ -64,8 +68,8 @@ def choose(logits: Tensor, uniform: Tensor, *, temperature: float, top_k: int, t
     logprobs = torch.log_softmax(scaled_logits(logits, temperature), -1)
     if temperature == 0:
         ids = logprobs.argmax(-1, keepdim=True)
-    elif top_p < 1 or 0 < top_k < logits.shape[-1]:
-        ids = _choose_likely(logprobs, uniform, top_k or logits.shape[-1], top_p)
+    elif top_p < 1 or min_p > 0 or 0 < top_k < logits.shape[-1]:
+        ids = _choose_likely(logprobs, uniform, top_k or logits.shape[-1], top_p, min_p)
     else:
         ids = _invert(logprobs.double().exp_().cumsum(-1), uniform)
     return ids[:, 0], logprobs.gather(-1, ids)[:, 0]
@@ -77,12 +81,14 @@ def choose_likeliest(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor
     return ids, most
 
 
-def _choose_likely(logprobs: Tensor, uniform: Tensor, top_k: int, top_p: float) -> Tensor:
-    """[rows, 1] ids from the `top_k` most likely tokens, and of these from the fewest that hold `top_p`."""
+def _choose_likely(logprobs: Tensor, uniform: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """[rows, 1] ids from the `top_k` most likely tokens, of these from the fewest that hold `top_p`, and of these from
+    the ones that are likely enough beside the first."""
     ordered, ids = logprobs.sort(dim=-1, descending=True, stable=True)
     kept = ordered[:, :top_k].double().exp_()
     before = kept.cumsum(-1) - kept
-    kept = torch.where(before < top_p * kept.sum(-1, keepdim=True), kept, 0.0)
+    likely = (before < top_p * kept.sum(-1, keepdim=True)) & (kept >= min_p * kept[:, :1])
+    kept = torch.where(likely, kept, 0.0)
     return ids.gather(-1, _invert(kept.cumsum(-1), uniform))
 
 

@@ -70,6 +70,8 @@ class Sampling:
     """Keep the fewest tokens whose probabilities add up to this."""
     top_k: int = 0
     """Keep this many most likely tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Keep the tokens that are at least this share as likely as the most likely one; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response once they are part of its text."""
     ignore_eos: bool = False

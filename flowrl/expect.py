@@ -107,13 +107,26 @@ def expect_policy(node: str, at: Location, setting: str, value: object, allowed:
         raise wrong(node, at, f"{setting} has an unknown policy", value, " | ".join(allowed), fix)
 
 
-def expect_sampling(node: str, at: Location, *, n: int, max_new_tokens: int, temperature: float, top_p: float) -> None:
+def expect_sampling(
+    node: str,
+    at: Location,
+    n: int,
+    max_new_tokens: int,
+    temperature: float,
+    *,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+) -> None:
     """Refuse numbers that nothing can be sampled with."""
     expect_counts(node, at, n=n, max_new_tokens=max_new_tokens)
+    expect_counts(node, at, least=0, top_k=top_k)
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
         raise wrong(node, at, "temperature is no temperature", temperature, "a float >= 0", "1.0 samples, 0 is greedy")
     if isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
         raise wrong(node, at, "top_p is no share", top_p, "0 < top_p <= 1", "top_p=1.0 keeps every token")
+    if isinstance(min_p, bool) or not isinstance(min_p, (int, float)) or not 0 <= min_p <= 1:
+        raise wrong(node, at, "min_p is no share", min_p, "0 <= min_p <= 1", "min_p=0.0 keeps every token")
 
 
 def wrong(node: str, at: Location, what: str, value: object, wanted: str, fix: str) -> WrongType:

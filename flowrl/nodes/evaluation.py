@@ -25,6 +25,9 @@ def evaluate(
     every: int,
     n: int = 1,
     temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
     max_new_tokens: int | None = None,
     name: str | None = None,
 ) -> None:
@@ -34,6 +37,7 @@ def evaluate(
         score: a reward function (called for each response on the model's mesh).
         every: versions between two evaluations; version 0 is evaluated too.
         temperature: 0 is greedy.
+        top_k, top_p, min_p: as for `rollout`.
         max_new_tokens: None takes the longest of the model's rollouts that are declared before.
     """
     at = caller()
@@ -57,7 +61,7 @@ def evaluate(
     if length is None:
         found = f"no rollout of model '{model.name}' before this line"
         raise wrong(label, at, "max_new_tokens is not known", found, "max_new_tokens=N", "give max_new_tokens=")
-    expect_sampling(label, at, n=n, max_new_tokens=length, temperature=temperature, top_p=1.0)
+    expect_sampling(label, at, n, length, temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     made = dict.fromkeys(RESPONSE_COLUMNS)
     own = [p for p in positional(score.function) if p.kind is p.VAR_POSITIONAL or p.name not in made]
     active.add(
@@ -66,7 +70,14 @@ def evaluate(
             spec=EvaluateSpec(
                 score=score.spec(given),
                 every=every,
-                sampling=Sampling(n=n, max_new_tokens=length, temperature=float(temperature)),
+                sampling=Sampling(
+                    n=n,
+                    max_new_tokens=length,
+                    temperature=float(temperature),
+                    top_p=float(top_p),
+                    top_k=top_k,
+                    min_p=float(min_p),
+                ),
             ),
             per="batch",
             bindings=(

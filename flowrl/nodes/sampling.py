@@ -27,6 +27,7 @@ def rollout(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
     stop: tuple[str, ...] = (),
     ignore_eos: bool = False,
     staleness: int = 0,
@@ -43,7 +44,9 @@ def rollout(
             their group, are not trained on (their mask is False), and a column ``greedy`` tells them apart.
         max_new_tokens: longest response.
         temperature: divides the logits; the trainer divides by the same, so that the ratio on unchanged weights is 1.
-        top_p, top_k: keep only likely tokens. Log-probs stay those of the full vocabulary.
+        top_k, top_p, min_p: keep only likely tokens, in this order: the `top_k` most likely, of these the fewest that
+            hold the share `top_p` of their probability, of these the ones at least `min_p` times as likely as the most
+            likely. Log-probs stay those of the full vocabulary, for the trainer and the sampler alike.
         stop: strings that end a response.
         ignore_eos: sample to `max_new_tokens` always.
         staleness: how many versions behind the trainer a response may start; 0 is on-policy.
@@ -53,8 +56,8 @@ def rollout(
     label = name or "rollout"
     expect_model(model, label, at)
     expect(prompts, Prompts, node=label, parameter="prompts", at=at)
-    expect_sampling(label, at, n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
-    expect_counts(label, at, least=0, greedy=greedy, top_k=top_k, staleness=staleness)
+    expect_sampling(label, at, n, max_new_tokens, temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+    expect_counts(label, at, least=0, greedy=greedy, staleness=staleness)
     expect_mesh(mesh, label, at)
     sampling = Sampling(
         n=n,
@@ -63,6 +66,7 @@ def rollout(
         temperature=float(temperature),
         top_p=float(top_p),
         top_k=top_k,
+        min_p=float(min_p),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         ignore_eos=ignore_eos,
     )

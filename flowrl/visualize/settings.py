@@ -85,6 +85,7 @@ def _sampling(sampling: Sampling) -> str:
             *_unless("temperature", sampling.temperature, 1.0),
             *_unless("top_p", sampling.top_p, 1.0),
             *_unless("top_k", sampling.top_k, 0),
+            *_unless("min_p", sampling.min_p, 0.0),
         ]
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from flowrl import losses
 from flowrl.backend import Prompt, Response, Sampling
 from flowrl.backends import generate as generate_module
 from flowrl.backends.generate import generate
@@ -97,6 +98,35 @@ def test_top_k_and_top_p_keep_the_likely_tokens_and_record_the_full_vocabulary()
     assert set(choose(logits, drawn, temperature=1.0, top_k=3, top_p=0.8)[0].tolist()) == {1, 3}
 
 
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest_at_the_temperature() -> None:
+    num = 2000
+    probabilities = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
+    logits = probabilities.log().repeat(num, 1)
+    drawn = torch.from_numpy(uniforms(row_seeds(1, [Key(0, i, 0) for i in range(num)]), 1)[:, 0])
+
+    def kept(temperature: float = 1.0, **likely: Any) -> set[int]:
+        return set(choose(logits, drawn, temperature=temperature, **likely)[0].tolist())
+
+    assert kept(min_p=0.09) == {0, 1, 2, 3}
+    assert kept(min_p=0.11) == {1, 2, 3}  # 0.05 < 0.11 * 0.5
+    assert kept(min_p=0.59) == {1, 3}
+    assert kept(min_p=0.61) == {1}
+    assert kept(0.5, min_p=0.35) == {1, 3}  # squares: 0.09 / 0.25
+    assert kept(0.5, min_p=0.37) == {1}
+    assert kept(2.0, min_p=0.54) == {1, 2, 3}  # roots: (0.15 / 0.5) ** 0.5 = 0.548
+    assert kept(top_p=0.94, min_p=0.11) == {1, 2, 3}  # top_p holds a share of all, before min_p: 0.94 of 1 ...
+    assert kept(top_k=2, top_p=0.63, min_p=0.01) == {1, 3}  # ... and after top_k: 0.63 of 0.8
+    ids, logprobs = choose(logits, drawn, temperature=1.0, min_p=0.59)
+    assert float((ids == 1).double().mean()) == pytest.approx(0.5 / 0.8, abs=0.04)
+    torch.testing.assert_close(logprobs.exp(), probabilities[ids])  # of the full vocabulary
+
+
+def test_min_p_keeps_equally_likely_tokens_together() -> None:
+    drawn = torch.from_numpy(uniforms(row_seeds(1, [Key(0, i, 0) for i in range(200)]), 1)[:, 0])
+    ids, _ = choose(torch.tensor([1.0, 3.0, 3.0, -2.0]).repeat(200, 1), drawn, temperature=0.7, min_p=1.0)
+    assert set(ids.tolist()) == {1, 2}
+
+
 def test_log_probs_are_recorded_at_the_sampling_temperature() -> None:
     logits, drawn = torch.tensor([[2.0, 0.0]]), torch.tensor([0.5]).double()
     ids, logprobs = choose(logits, drawn, temperature=0.5, top_k=0, top_p=1.0)
@@ -143,6 +173,21 @@ def test_greedy_responses_stand_after_the_sampled_ones_and_change_none_of_them(
         alone = sampled[key] if key.sample < 3 else likeliest[Key(key.step, key.prompt, 0)]
         assert response.ids == alone.ids
         np.testing.assert_allclose(response.logprobs, alone.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("likely", [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.6])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_ratio_on_unchanged_weights_is_1(
+    name: str, temperature: float, likely: dict[str, float], make_backend: MakeBackend, sampled: Callable[..., Rows]
+) -> None:
+    backend = make_backend(name)
+    rows = sampled(backend, TEXTS, max_new_tokens=12, temperature=temperature, ignore_eos=True, **likely)
+    found = backend.forward(rows, ["logprobs"], temperature)["logprobs"].values
+    np.testing.assert_allclose(np.exp(found - rows["old_logprobs"].values), 1, rtol=0, atol=1e-5)
+    metrics = backend.backward(rows, losses.ppo_clip(), temperature, None)
+    assert metrics["ratio"].mean == pytest.approx(1, abs=1e-5)
+    assert metrics["clip_fraction"].total == 0
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])

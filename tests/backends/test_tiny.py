@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import flowrl as fl
+from flowrl import losses
 from flowrl.backend import Backend, Prompt, Response, Sampling
 from flowrl.backends.tiny import TinyBackend
 from flowrl.backends.tiny_source import BOS, EOS, describe
@@ -73,15 +74,42 @@ def test_its_gradient_is_the_exact_one(make_rows: MakeRows) -> None:
     torch.testing.assert_close(last.grad, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("likely", [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.6])
+def test_the_ratio_on_unchanged_weights_is_1(temperature: float, likely: dict[str, float], make_rows: MakeRows) -> None:
+    backend = tiny()
+    prompts = ask(backend, ["", "1", "a longer one"])
+    sampling = Sampling(n=4, max_new_tokens=9, temperature=temperature, **likely)  # type: ignore[arg-type]
+    together = list(chain.from_iterable(backend.generate(prompts, sampling, 5)))
+    rows = make_rows(prompts, together)
+    found = backend.forward(rows, ["logprobs"], temperature)["logprobs"].values
+    np.testing.assert_allclose(np.exp(found - rows["old_logprobs"].values), 1, rtol=0, atol=1e-5)
+    metrics = backend.backward(rows, losses.ppo_clip(), temperature, None)
+    assert metrics["ratio"].mean == pytest.approx(1, abs=1e-5)
+
+
+def test_sampler_and_trainer_divide_by_one_temperature(make_rows: MakeRows) -> None:
+    backend = tiny()
+    with torch.no_grad():  # logits [2, 0] for two tokens, whatever stands before, and no chance for another
+        backend.network.module.before.weight.zero_()  # type: ignore[union-attr]
+        backend.network.module.last.weight.fill_(-1e4)[:, :2] = torch.tensor([2.0, 0.0])  # type: ignore[union-attr]
+    prompts = ask(backend, ["1"])
+    sampling = Sampling(n=8, max_new_tokens=4, temperature=0.5)
+    rows = make_rows(prompts, list(chain.from_iterable(backend.generate(prompts, sampling, 0))))
+    first = rows["response_ids"].values == 0
+    assert first.any()
+    assert rows["old_logprobs"].values[first] == pytest.approx(-0.018150, abs=1e-6)
+    trainer = backend.forward(rows, ["logprobs"], 0.5)["logprobs"].values
+    assert trainer[first] == pytest.approx(-0.018150, abs=1e-6)
+    assert backend.forward(rows, ["logprobs"], 1.0)["logprobs"].values[first] == pytest.approx(-0.126928, abs=1e-6)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_the_trainer_finds_the_sampler_s_log_probs(temperature: float, make_rows: MakeRows) -> None:
+def test_a_response_does_not_depend_on_its_batch(temperature: float) -> None:
     backend = tiny()
     prompts = ask(backend, ["", "1", "a longer one"])
     sampling = Sampling(n=4, max_new_tokens=9, temperature=temperature)
     together = list(chain.from_iterable(backend.generate(prompts, sampling, 5)))
-    rows = make_rows(prompts, together)
-    found = backend.forward(rows, ["logprobs"], temperature)["logprobs"].values
-    np.testing.assert_allclose(found, rows["old_logprobs"].values, atol=1e-5)
     alone = [
         response for prompt in prompts for response in chain.from_iterable(backend.generate([prompt], sampling, 5))
     ]
