@@ -13,6 +13,7 @@ if (_checkout / "setup.cfg").is_file():
 
 from .functions import advantage, node, reward  # noqa: E402
 from .graph import Graph, Node  # noqa: E402
+from .kl import Adaptive  # noqa: E402
 from .loss import Loss, loss  # noqa: E402
 from .mesh import Mesh  # noqa: E402
 from .model import AdamW, Dtype, Model  # noqa: E402
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdamW",
+    "Adaptive",
     "Advantages",
     "Dtype",
     "Graph",

@@ -73,11 +73,20 @@ def expect_head(model: Model, head: str, node: str, at: Location) -> None:
 
 
 def expect_loss(loss: object, node: str, at: Location) -> None:
-    """Refuse what is no loss, such as a loss function that was not called."""
+    """Refuse what is no loss, such as a loss function that was not called, and a coefficient that nothing moves."""
     if not isinstance(loss, Loss):
         fix = "call the loss function: loss=losses.ppo_clip(clip_low=0.2, clip_high=0.2)"
         raise WrongType(
             f"node '{node}' has no loss", at=at, node=node, found=repr(loss), wanted="a flowrl Loss", fix=fix
+        )
+    if loss.adaptive and "ref_logprobs" not in loss.reads:
+        raise WrongType(
+            f"node '{node}' adapts a coefficient to the KL from a reference, which its loss does not compute",
+            at=at,
+            node=node,
+            found=str(loss),
+            wanted="a loss that reads 'ref_logprobs'",
+            fix="losses.kl(coef=fl.Adaptive(...)), or a number",
         )
 
 

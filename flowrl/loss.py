@@ -16,13 +16,14 @@ From before the update, ``old_logprobs`` is the sampler's ``logprobs`` unless a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from .aggregation import EMPTY, Aggregate, Per, check_aggregate, denominator, numerator, one
 from .errors import NodeError, UnknownName, WrongType, did_you_mean
+from .kl import Adaptive
 from .rows import GROUP
 from .terms import Metrics, Term, parameters_of, settings_of, shown_to
 
@@ -80,6 +81,20 @@ class Loss:
     def selects_by(self) -> tuple[str, ...]:
         """Names of what `select` reads, ``group`` among them; none when the loss is about every row."""
         return tuple(dict.fromkeys(name for term in self.terms if term.where for name in parameters_of(term.where)))
+
+    @property
+    def adaptive(self) -> tuple[Adaptive, ...]:
+        """Settings whose value an update moves from one optimizer step to the next."""
+        return tuple(v for term in self.terms for v in term.settings.values() if isinstance(v, Adaptive))
+
+    def at(self, coefficients: Sequence[float]) -> Loss:
+        """The loss with these numbers in place of its `adaptive` settings."""
+        given = iter(coefficients)
+        terms = []
+        for term in self.terms:
+            known = {name: next(given) if isinstance(v, Adaptive) else v for name, v in term.settings.items()}
+            terms.append(replace(term, settings=MappingProxyType(known)))
+        return replace(self, terms=tuple(terms))
 
     def __add__(self, other: Loss) -> Loss:
         if not isinstance(other, Loss):

@@ -24,6 +24,7 @@ from flowrl.errors import BackendError
 from flowrl.graph import EvaluateSpec, FilterSpec, ForwardSpec, FunctionSpec, Node, PromptsSpec, RolloutSpec, UpdateSpec
 from flowrl.rows import Column, Key, Ragged, Rows
 
+from . import coefficients
 from .calls import Called, call_filter, call_function
 from .checkpoint import partial_folder
 from .events import Action, Firing
@@ -116,7 +117,8 @@ def backward(worker: Worker, firing: Firing, parts: Parts) -> Made:
     spec = worker.plan.graph[firing.node].spec
     assert isinstance(spec, UpdateSpec)
     rows = Rows(firing.keys, worker.arguments(firing, parts))
-    yield worker.model_of(firing).backward(rows, spec.loss, spec.temperature, spec.max_tokens)
+    loss = coefficients.loss_of(worker, firing.node)
+    yield worker.model_of(firing).backward(rows, loss, spec.temperature, spec.max_tokens)
 
 
 def step(worker: Worker, firing: Firing, parts: Parts) -> Made:
@@ -125,6 +127,7 @@ def step(worker: Worker, firing: Firing, parts: Parts) -> Made:
     assert isinstance(spec, UpdateSpec)
     model = worker.model_of(firing)
     metrics = model.step(firing.settings["denominator"], clip_grad=spec.clip_grad)
+    metrics |= coefficients.move(worker, firing.node, firing.settings)
     if firing.settings["publish"]:
         model.publish(firing.version)
     yield metrics
@@ -176,14 +179,18 @@ def import_(worker: Worker, firing: Firing, parts: Parts) -> Made:
 def save(worker: Worker, firing: Firing, parts: Parts) -> Made:
     """Write models aside; the checkpoint is published by whoever asked for it, once all ranks have written."""
     for name in firing.settings["models"]:
-        worker.models[name].save(partial_folder(Path(firing.settings["folder"]), firing.version) / name)
+        folder = partial_folder(Path(firing.settings["folder"]), firing.version) / name
+        worker.models[name].save(folder)
+        coefficients.save(worker, name, folder)
     yield {}
 
 
 def load(worker: Worker, firing: Firing, parts: Parts) -> Made:
     """Read models of a checkpoint."""
     for name in firing.settings["models"]:
-        worker.models[name].load(Path(firing.settings["folder"]) / name)
+        folder = Path(firing.settings["folder"]) / name
+        worker.models[name].load(folder)
+        coefficients.load(worker, name, folder)
         worker.models[name].publish(firing.version)
     yield {}
 

@@ -217,6 +217,8 @@ class Dispatch:
             text = f"step {shown(step.number)}: node '{stage.name}' has nothing to train: {why}"
             self.orders.commands.append(Warn(text))
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}
+        if loss.adaptive:
+            settings |= {"kl": list(update.kl()), "rows": sums["rows"]}
         update.begin_step()
         model, version = self.plan.model_of[stage.name], step.number + 1
         self.weights.changing.add(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from flowrl.backend import Sum
 from flowrl.graph import UpdateSpec
@@ -55,6 +56,8 @@ class UpdateRound:
         """By rank: passes, or a step, that have not ended."""
         self.stepping = False
         self._sums = {"tokens": 0.0, "rows": 0.0}
+        self._kl: list[Sum] = []
+        """Of each pass of the mini-batch that has ended."""
         self._shares = self._split(0)
 
     @property
@@ -91,6 +94,10 @@ class UpdateRound:
         """Trained tokens and rows of the mini-batch over all ranks."""
         return dict(self._sums)
 
+    def kl(self) -> Sum:
+        """KL from the reference, summed over the trained tokens of the mini-batch, in whatever order passes ended."""
+        return Sum(fsum(kl[0] for kl in self._kl), fsum(kl[1] for kl in self._kl))
+
     def begin_step(self) -> None:
         """Every rank was told to step."""
         self.stepping = True
@@ -101,6 +108,8 @@ class UpdateRound:
         self.running[rank] -= 1
         for name in self._sums:
             self._sums[name] += metrics[name][0] if name in metrics else 0.0
+        if "kl" in metrics:
+            self._kl.append(metrics["kl"])
 
     def end_step(self, rank: int) -> None:
         """A rank has stepped; after the last one the next mini-batch begins."""
@@ -110,6 +119,7 @@ class UpdateRound:
         self.stepping = False
         self.steps_done += 1
         self._sums = dict.fromkeys(self._sums, 0.0)
+        self._kl.clear()
         if not self.finished:
             self._shares = self._split(self.steps_done % self.spec.minibatches)
 

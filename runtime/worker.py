@@ -35,6 +35,8 @@ class Worker:
     recorder: Recorder | None = None
     """Writes samples; on the host only."""
     models: dict[str, Backend] = field(default_factory=dict)
+    coefficients: dict[str, list[float]] = field(default_factory=dict)
+    """By update, those of its loss that move, once they have (coefficients.py)."""
     readers: dict[str, PromptReader] = field(default_factory=dict)
     tokenizers: dict[tuple[str, str], Tokenizer] = field(default_factory=dict)
     """By backend and source of a model."""

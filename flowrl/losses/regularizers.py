@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.kl import Estimator, estimate
+from flowrl.errors import WrongType
+from flowrl.kl import Adaptive, Estimator, estimate
 from flowrl.loss import loss
 
 from .ratios import Metrics
@@ -27,16 +28,29 @@ def entropy(entropy: Tensor) -> tuple[Tensor, Metrics]:
 
 
 @loss
-def kl(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: Estimator = "k3") -> tuple[Tensor, Metrics]:
+def kl(
+    logprobs: Tensor, ref_logprobs: Tensor, *, estimator: Estimator = "k3", coef: float | Adaptive = 1.0
+) -> tuple[Tensor, Metrics]:
     """KL from the reference as a term of the loss (GRPO, eq. 4 of arXiv:2402.03300, with ``k3``).
 
     Args:
         logprobs: [rows, tokens] float, of the model that is trained.
         ref_logprobs: [rows, tokens] float, of the reference.
         estimator: see `flowrl.kl`.
+        coef: what the KL is multiplied by: a number, or a `flowrl.Adaptive` that an update moves from step to step.
 
     Returns:
-        [rows, tokens] nats, and ``kl``.
+        [rows, tokens] nats times `coef`, and ``kl``, in nats.
+
+    Raises:
+        WrongType: `coef` has no value here.
     """
+    if isinstance(coef, Adaptive):
+        raise WrongType(
+            "the adaptive coefficient of a KL has no value outside an update",
+            found=str(coef),
+            wanted="a number",
+            fix="loss.at([0.1]) puts one in its place",
+        )
     value = estimate(logprobs, ref_logprobs, estimator=estimator)
-    return value, {"kl": value.detach()}
+    return coef * value, {"kl": value.detach()}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from flowrl import kl
+import flowrl as fl
+from flowrl import kl, losses
 from flowrl.errors import WrongType
 
 ESTIMATORS = ("k1", "k2", "k3", "abs")
@@ -88,3 +90,28 @@ def test_a_coefficient_that_cannot_follow_is_refused() -> None:
         kl.adapt(0.2, 1.0, target=0, samples=1)
     with pytest.raises(ValueError, match="the observed KL is nan"):
         kl.adapt(0.2, math.nan, target=1.0, samples=1)
+
+
+def test_an_update_gets_a_loss_with_numbers_in_place_of_what_is_adaptive() -> None:
+    adaptive = fl.Adaptive(initial=0.2, target=6.0)
+    declared = losses.policy_gradient() + 0.5 * losses.kl(coef=adaptive) + losses.kl(estimator="k2", coef=3.0)
+    assert declared.adaptive == (adaptive,)
+    columns = {
+        "logprobs": torch.tensor([[-1.0]]),
+        "ref_logprobs": torch.tensor([[-1.3]]),
+        "advantages": torch.ones(1, 1),
+    }
+    total, metrics = declared.at([0.7]).total(columns, torch.ones(1, 1))
+    wanted = 1.0 + 0.5 * 0.7 * (math.exp(-0.3) - 1 + 0.3) + 3.0 * 0.045
+    assert float(total) == pytest.approx(wanted, rel=1e-6)
+    assert float(metrics["kl"][0]) == pytest.approx(0.045, rel=1e-6)  # in nats, whatever the coefficient
+    with pytest.raises(WrongType, match="the adaptive coefficient of a KL has no value outside an update"):
+        declared.total(columns, torch.ones(1, 1))
+    assert adaptive.after(0.2, 60.0, 256) == pytest.approx(0.2 * 1.00512, abs=1e-12)
+    assert "coef=Adaptive(initial=0.2, target=6.0, horizon=10000)" in str(declared)
+
+
+@pytest.mark.parametrize("settings", [{"initial": 0.0}, {"target": -1.0}, {"horizon": 0}])
+def test_an_adaptive_coefficient_of_no_positive_number_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(WrongType, match="starts, aims and moves by positive numbers"):
+        fl.Adaptive(**({"initial": 0.1, "target": 1.0} | settings))

@@ -45,6 +45,7 @@ def learn(
     minibatches: int = 1,
     max_tokens: int | None = None,
     kl: float = 0.0,
+    kl_target: float | None = None,
     every: int | None = None,
     seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1, device="cpu"),
@@ -67,6 +68,8 @@ def learn(
         fl.evaluate(policy, fl.prompts(rows, batch=12, shuffle=False, name="held_out"), digits, every=every)
     if kl:
         reference = fl.logprobs(policy.frozen(), samples)
-        fl.update(policy, samples, advantage, reference, loss=loss + kl * losses.kl())
+        coef = fl.Adaptive(initial=kl, target=kl_target, horizon=64) if kl_target else kl
+        loss = loss + losses.kl(coef=coef)
+        fl.update(policy, samples, advantage, reference, loss=loss, minibatches=minibatches)
     else:
         fl.update(policy, samples, advantage, loss=loss, minibatches=minibatches, max_tokens=max_tokens)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from safetensors.torch import load
 
 import flowrl as fl
+from flowrl import kl
 from flowrl.errors import MeshError
 from flowrl.runtime import run
 from flowrl.runtime.cli import main
@@ -65,6 +67,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def weights(run_dir: Path, step: int) -> bytes:
     return (run_dir / "checkpoints" / f"step-{step:06d}" / "policy" / "model.safetensors").read_bytes()
+
+
+def kl_coefs(run_dir: Path) -> list[float]:
+    return [record["kl_coef"] for record in lines(run_dir / "metrics.jsonl")]
 
 
 def processes_below(folder: Path) -> dict[int, list[bytes]]:
@@ -120,17 +126,20 @@ def test_a_run_writes_a_metrics_line_a_step_every_sample_and_the_graph(tmp_path:
 
 @pytest.mark.parametrize("backend", ["tiny", "hf"])
 def test_inline_and_local_runs_agree_bit_for_bit(tmp_path: Path, backend: str) -> None:
-    words = ["--backend", backend, "--kl", "0.01"]
+    words = ["--backend", backend, "--kl", "0.01", "--kl-target", "0.001"]
     assert flowrl(tmp_path, *words).returncode == 0
     assert inline(tmp_path / "inline", *words) == 0
     local, here = (lines(tmp_path / name / "samples.jsonl") for name in ("run", "inline"))
     assert sorted(map(json.dumps, local)) == sorted(map(json.dumps, here))
     assert weights(tmp_path / "run", 3) == weights(tmp_path / "inline", 3)
+    assert kl_coefs(tmp_path / "run") == kl_coefs(tmp_path / "inline")
 
 
 def test_two_ranks_agree_with_one_to_rounding(tmp_path: Path) -> None:
-    assert flowrl(tmp_path, "--train.dp", "2").returncode == 0
-    assert inline(tmp_path / "one") == 0
+    words = ["--kl", "0.1", "--kl-target", "0.001"]
+    assert flowrl(tmp_path, *words, "--train.dp", "2").returncode == 0
+    assert inline(tmp_path / "one", *words) == 0
+    assert kl_coefs(tmp_path / "run") == pytest.approx(kl_coefs(tmp_path / "one"), rel=1e-6)
     two, one = load(weights(tmp_path / "run", 3)), load(weights(tmp_path / "one", 3))
     assert two.keys() == one.keys()
     assert max(float((two[name] - one[name]).abs().max()) for name in one) < 1e-5
@@ -174,6 +183,39 @@ def test_a_resumed_run_continues_as_if_it_had_never_stopped(tmp_path: Path) -> N
     assert lines(tmp_path / "whole" / "samples.jsonl") == lines(tmp_path / "parts" / "samples.jsonl")
     steps = [record["step"] for record in lines(tmp_path / "parts" / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_adaptive_coefficient_follows_the_kl_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    words = ["--kl", "0.1", "--kl-target", "0.002", "--minibatches", "2"]
+    assert inline(tmp_path / "whole", *words, steps=6) == 0
+    assert inline(tmp_path / "parts", *words, steps=3) == 0
+    assert inline(tmp_path / "parts", *words, "--resume", steps=6) == 0
+    whole = kl_coefs(tmp_path / "whole")
+    assert kl_coefs(tmp_path / "parts") == whole
+    assert weights(tmp_path / "whole", 6) == weights(tmp_path / "parts", 6)
+    assert len(set(whole)) == 6
+
+
+def test_each_step_s_coefficient_is_the_one_before_moved_by_its_kl(tmp_path: Path) -> None:
+    assert inline(tmp_path / "run", "--kl", "0.1", "--kl-target", "0.0002", steps=6) == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert metrics[0]["kl_coef"] == 0.1
+    for one, following in pairwise(metrics):
+        wanted = kl.adapt(one["kl_coef"], one["kl"], target=0.0002, samples=int(one["rows"]), horizon=64)
+        assert following["kl_coef"] == pytest.approx(wanted, rel=1e-12)
+    assert metrics[2]["kl_coef"] < metrics[1]["kl_coef"] < 0.1
+    assert metrics[-1]["kl_coef"] > metrics[-2]["kl_coef"]
+
+
+def test_a_checkpoint_that_lost_its_coefficients_is_not_resumed_from(tmp_path: Path) -> None:
+    words = ["--kl", "0.1", "--kl-target", "0.002"]
+    assert inline(tmp_path / "run", *words, steps=1) == 0
+    folder = tmp_path / "run" / "checkpoints" / "step-000001"
+    record = json.loads((folder / "run.json").read_text())
+    assert record["files"].pop("policy/flowrl_coefficients.json") > 0
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "policy" / "flowrl_coefficients.json").unlink()
+    assert inline(tmp_path / "run", *words, "--resume", steps=2) == 1
 
 
 def test_a_run_is_not_resumed_with_other_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
