@@ -225,9 +225,13 @@ class LossFunction(Generic[P, R]):
     """A decorated loss function: runs on tensors, declares on settings."""
 
     def __init__(
-        self, function: Callable[P, R], per: Per = "token", where: Callable[..., Tensor] | None = None
+        self,
+        function: Callable[P, R],
+        per: Per = "token",
+        where: Callable[..., Tensor] | None = None,
+        check: Callable[..., None] | None = None,
     ) -> None:
-        self.function, self.per, self.where = function, per, where
+        self.function, self.per, self.where, self.check = function, per, where, check
         functools.update_wrapper(self, function)
 
     @overload
@@ -244,6 +248,7 @@ class LossFunction(Generic[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         columns = parameters_of(self.function)
         if args or any(name in columns for name in kwargs):
+            self._check({name: value for name, value in kwargs.items() if name not in columns})
             return self.function(*args, **kwargs)
         aggregate, horizon = kwargs.pop("aggregate", None), kwargs.pop("horizon", None)
         weights = kwargs.pop("weights", None)
@@ -257,15 +262,20 @@ class LossFunction(Generic[P, R]):
                     wanted=", ".join(declared),
                     fix=did_you_mean(name, declared),
                 )
+        self._check(kwargs)
         term = Term(self.function, MappingProxyType(kwargs), 1.0, weights, self.per, self.where)
         return Loss((term,), aggregate, horizon)
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        if self.check is not None:
+            self.check(**settings)
 
 
 @overload
 def loss(function: Callable[P, R], /) -> LossFunction[P, R]: ...
 @overload
 def loss(
-    *, per: Per = "token", where: Callable[..., Tensor] | None = None
+    *, per: Per = "token", where: Callable[..., Tensor] | None = None, check: Callable[..., None] | None = None
 ) -> Callable[[Callable[P, R]], LossFunction[P, R]]: ...
 def loss(
     function: Callable[..., Any] | None = None,
@@ -273,6 +283,7 @@ def loss(
     *,
     per: Per = "token",
     where: Callable[..., Tensor] | None = None,
+    check: Callable[..., None] | None = None,
 ) -> Any:
     """Declare a loss.
 
@@ -288,10 +299,11 @@ def loss(
             ``"row"``: they are [rows], averaged over rows that have a trained token; a column [rows] stays as it is.
         where: a function of columns [rows] (and ``group``), which gives [rows] bool: the rows that the loss is about.
             Others are left out before anything is computed of them, and count in no mean.
+        check: is called with the settings of a declaration, and raises for what makes no loss.
     """
     if per not in ("token", "row"):
         raise WrongType("per= of a loss has an unknown value", found=repr(per), wanted="'token' or 'row'")
-    return LossFunction(function, per, where) if function else lambda f: LossFunction(f, per, where)
+    return LossFunction(function) if function else lambda f: LossFunction(f, per, where, check)
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Loss functions: plain torch on [rows, tokens], one number a token.
+"""Loss functions: plain torch on [rows, tokens], one number a token, or on preferences one number a row.
 
 Each is called on tensors, or on settings alone to declare a `flowrl.Loss`::
 
@@ -11,14 +11,17 @@ model that is trained carry a gradient.
 
 from .covariance import clip_cov, high_covariance, kl_cov
 from .policy import cispo, dro, gmpo, gspo, policy_gradient, ppo_clip, sapo
+from .preference import bradley_terry, dpo, kto, orpo, simpo
 from .regularizers import entropy, kl
 from .supervised import sft
 from .trust_region import dppo_kl, dppo_tv
 from .value import value_clip
 
 __all__ = [
+    "bradley_terry",
     "cispo",
     "clip_cov",
+    "dpo",
     "dppo_kl",
     "dppo_tv",
     "dro",
@@ -28,9 +31,12 @@ __all__ = [
     "high_covariance",
     "kl",
     "kl_cov",
+    "kto",
+    "orpo",
     "policy_gradient",
     "ppo_clip",
     "sapo",
     "sft",
+    "simpo",
     "value_clip",
 ]
