@@ -64,6 +64,7 @@ def check(
         *check_trained(graph),
         *check_heads(graph),
         *check_groups(graph),
+        *check_needs(graph),
         *check_minibatches(graph),
         *check_data(graph),
         *problems,
@@ -168,6 +169,23 @@ def _larger_group(rollout: Node, least: int) -> str:
     if isinstance(rollout.spec, RolloutSpec):
         return f"fl.rollout(..., n={least}) or more"
     return f"fl.responses(..., columns=) with {least} columns or more"
+
+
+def check_needs(graph: Graph) -> list[FlowrlError]:
+    """This machine has what the functions need: a package, or a kernel that isolates programs. Each is asked once."""
+    problems: list[FlowrlError] = []
+    asked = set()
+    for node in graph.nodes.values():
+        spec = node.spec.score if isinstance(node.spec, EvaluateSpec) else node.spec
+        if not isinstance(spec, FunctionSpec) or spec.needs is None or spec.needs in asked:
+            continue
+        asked.add(spec.needs)
+        try:
+            spec.needs()
+        except FlowrlError as error:
+            error.problem, error.node, error.at = f"node '{node.name}': {error.problem}", node.name, node.at
+            problems.append(error)
+    return problems
 
 
 def check_minibatches(graph: Graph) -> list[FlowrlError]:

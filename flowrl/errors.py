@@ -20,6 +20,7 @@
     ├── ConfigError           a graph parameter: unknown key, wrong type, unreadable file
     ├── DataError             the rows of a source: none, too few, too long, a missing value
     ├── BackendError          a backend that is not installed, or cannot do what is asked
+    ├── PackageError          a package that a node function needs is not installed
     ├── WireError             a value or a message that the wire does not carry
     └── RunError              the run failed after it had started
         ├── NodeError         a node's own exception, with its traceback, node and rank
@@ -30,7 +31,7 @@
         ├── CheckpointError   a checkpoint that cannot be written or read
         └── LedgerError       the ledger's sums do not add up: a bug of flowrl
 
-The first four, up to `BackendError`, end `flowrl` with exit code 2; the others with 1.
+The first five, up to `PackageError`, end `flowrl` with exit code 2; the others with 1.
 """
 
 from __future__ import annotations
@@ -163,6 +164,12 @@ class DataError(FlowrlError):
 
 class BackendError(FlowrlError):
     """A backend that is not installed, or cannot do what is asked of it."""
+
+    exit_code = 2
+
+
+class PackageError(FlowrlError):
+    """A package that a node function needs is not installed."""
 
     exit_code = 2
 

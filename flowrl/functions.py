@@ -27,6 +27,8 @@ OnError = Literal["fail", "drop"]
 Check = Callable[..., None]
 """Called with the names of the parameters that are bound, and with the settings as keywords, while the graph is traced:
 raises `flowrl.errors.WrongType` where they do not fit."""
+Needs = Callable[[], None]
+"""Raises a `flowrl.errors.FlowrlError` where this machine cannot run a function."""
 
 COLUMN_OF: Mapping[type[Stream], str] = {
     Scores: "scores",
@@ -154,6 +156,8 @@ def reward(
     on_error: OnError = "fail",
     retries: int = 0,
     max_failure_rate: float = 0.5,
+    check: Check | None = None,
+    needs: Needs | None = None,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, Scores]]: ...
 def reward(
     function: Callable[..., Any] | None = None,
@@ -164,6 +168,8 @@ def reward(
     on_error: OnError = "fail",
     retries: int = 0,
     max_failure_rate: float = 0.5,
+    check: Check | None = None,
+    needs: Needs | None = None,
 ) -> Any:
     """Declare a function that scores responses.
 
@@ -176,9 +182,12 @@ def reward(
             with the reason. A failure is never a score of 0 and never enters a baseline.
         retries: calls after the first before `on_error` applies.
         max_failure_rate: with ``"drop"``, the run fails once more than this share of a step's calls has failed.
+        check: refuses settings that do not fit, before the run (see `Check`).
+        needs: asked by ``flowrl check`` and before a run: raises a `FlowrlError` where this machine cannot run the
+            function, for want of a package or of a right.
     """
-    options = _options("reward", timeout, on_error, retries, max_failure_rate)
-    return _decorate(function, Scores, ("scores",), per, options)
+    options = _options("reward", timeout, on_error, retries, max_failure_rate) | {"needs": needs}
+    return _decorate(function, Scores, ("scores",), per, options, check)
 
 
 @overload

@@ -167,6 +167,8 @@ class FunctionSpec:
     role: Literal["reward", "advantage", "node", "metric"]
     min_group: int = 1
     """Fewest samples of a prompt that the function is defined for."""
+    needs: Callable[[], None] | None = None
+    """Raises a `FlowrlError` where this machine cannot run the function; asked before the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ FOLDERS = (
     "flowrl.runtime",
     "flowrl.runtime.launch",
     "flowrl.backends",
+    "flowrl.rewards",
     "flowrl.tasks",
     "flowrl.visualize",
 )

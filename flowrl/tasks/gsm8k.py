@@ -10,6 +10,7 @@ _NUMBER = re.compile(
     r"\$?\s?"
     r"(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))"  # commas in threes, or none; nothing before the point of .5
     r"(?P<fraction>\.\d+)?"
+    r"(?P<exponent>[eE][-+]?\d{1,3}(?!\w))?"
 )
 _MARK = "####"
 
@@ -25,17 +26,22 @@ def final_number(text: str) -> Decimal | None:
     if not numbers:
         return None
     match = numbers[0] if mark else numbers[-1]
-    value = Decimal((match["digits"].replace(",", "") or "0") + (match["fraction"] or ""))
+    digits = match["digits"].replace(",", "") or "0"
+    value = Decimal(digits + (match["fraction"] or "") + (match["exponent"] or ""))
     return -value if match["sign"] else value
 
 
-def numeric_match(response: str, answer: str | int | float) -> float:
+def numeric_match(response: str, answer: str | int | float, *, tolerance: float = 0.0) -> float:
     """1 if the response ends in the answer's number (``72`` = ``72.0``), else 0.
+
+    Args:
+        tolerance: largest difference between the two numbers that is none.
 
     Raises:
         ValueError: the answer itself holds no number. That is a fault of the data, not a wrong response.
     """
-    wanted = final_number(str(answer))
-    if wanted is None:
+    wanted = final_number(answer) if isinstance(answer, str) else Decimal(str(answer))
+    if wanted is None or not wanted.is_finite():
         raise ValueError(f"the answer holds no number: {answer!r}")
-    return float(final_number(response) == wanted)
+    found = final_number(response)
+    return float(found is not None and abs(found - wanted) <= Decimal(str(tolerance)))
