@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrl.backend import Prompt, Response, Sampling, StopReason, Tokenizer
 from flowrl.errors import LengthError, NodeError
-from flowrl.rows import Key
+from flowrl.rows import PROMPT, Key
 
 from .network import Network
 from .sampling import choose, choose_likeliest, row_seeds, uniforms
@@ -36,10 +36,13 @@ def generate(
         NodeError: a prompt has no tokens, or the model's logits are not finite.
     """
     _check_prompts(network, prompts, sampling)
-    for chunk in _chunks(network, prompts, sampling):
-        decoding = Decoding(network, tokenizer, chunk, sampling, seed, version)
-        while decoding.num_open:
-            yield decoding.step()
+    fresh = [prompt for prompt in prompts if prompt.key.sample == PROMPT]
+    begun = [prompt for prompt in prompts if prompt.key.sample != PROMPT]
+    for some, num_samples in ((fresh, sampling.n), (begun, 1)):
+        for chunk in _chunks(network, some, sampling, num_samples):
+            decoding = Decoding(network, tokenizer, chunk, sampling, seed, version)
+            while decoding.num_open:
+                yield decoding.step()
 
 
 class Decoding:
@@ -55,17 +58,21 @@ class Decoding:
         version: int,
     ) -> None:
         self.sampling, self.version, self.tokenizer = sampling, version, tokenizer
-        self.keys = [Key(p.key.step, p.key.prompt, sample) for p in prompts for sample in range(sampling.group_size)]
+        num_samples = sampling.group_size if prompts[0].key.sample == PROMPT else 1
+        self.keys = [key for prompt in prompts for key in _keys(prompt, num_samples)]
+        limits = [_limit(prompt, sampling) for prompt in prompts]
+        self._longest, self._limits = max(limits), frozenset(limits)
         self.num_open = len(self.keys)
         self.position = 0
         self._device = next(network.module.parameters()).device
         with torch.inference_mode():
-            self._decoder = network.decoder(*self._padded(prompts), sampling.group_size, sampling.max_new_tokens - 1)
-            shape = (self.num_open, sampling.max_new_tokens)
+            self._decoder = network.decoder(*self._padded(prompts), num_samples, self._longest - 1)
+            shape = (self.num_open, self._longest)
             self._ids = torch.zeros(shape, dtype=torch.int64, device=self._device)
             self._logprobs = torch.zeros(shape, dtype=torch.float32, device=self._device)
-            drawn = uniforms(row_seeds(seed, self.keys), sampling.max_new_tokens)
+            drawn = uniforms(row_seeds(seed, self.keys), self._longest)
             self._uniforms = torch.from_numpy(drawn).to(self._device)
+            self._limit = torch.tensor(limits, device=self._device).repeat_interleave(num_samples)
             self._open = torch.ones(self.num_open, dtype=torch.bool, device=self._device)
             self._ends = self._end_table(network.vocab_size)
             greedy = [key.sample >= sampling.n for key in self.keys]
@@ -102,12 +109,14 @@ class Decoding:
         ended: dict[int, StopReason] = {}
         if not self.sampling.ignore_eos:
             ended = dict.fromkeys((self._ends[chosen] & self._open).nonzero()[:, 0].tolist(), "eos")
-        last = self.position == self.sampling.max_new_tokens
+        last = self.position in self._limits
         if last or self.sampling.stop:
             still_open = [slot for slot in self._open.nonzero()[:, 0].tolist() if slot not in ended]
             ended |= dict.fromkeys(self._with_stop_string(still_open), "stop_string")
             if last:
-                ended |= dict.fromkeys([slot for slot in still_open if slot not in ended], "length")
+                limits = self._limit.tolist()
+                full = [slot for slot in still_open if slot not in ended and limits[slot] == self.position]
+                ended |= dict.fromkeys(full, "length")
         return ended
 
     def _finish(self, ended: dict[int, StopReason]) -> list[Response]:
@@ -137,6 +146,7 @@ class Decoding:
         self._ids, self._logprobs = self._ids[stay], self._logprobs[stay]
         self._uniforms, self._open = self._uniforms[stay], self._open[stay]
         self._greedy = None if self._greedy is None else self._greedy[stay]
+        self._limit = self._limit[stay]
         self.keys = [self.keys[slot] for slot in stay.tolist()]
         return stay
 
@@ -172,25 +182,39 @@ class Decoding:
 
 def _check_prompts(network: Network, prompts: Sequence[Prompt], sampling: Sampling) -> None:
     for prompt in prompts:
-        length = len(prompt.ids)
+        length, limit = len(prompt.ids), _limit(prompt, sampling)
         if not length:
             raise NodeError(f"the prompt of {prompt.key} has no tokens", wanted="at least one token")
-        if network.max_length is not None and length + sampling.max_new_tokens > network.max_length:
+        if network.max_length is not None and length + limit > network.max_length:
             raise LengthError(
                 f"the prompt of {prompt.key} and its response are longer than the model",
-                found=f"{length} + {sampling.max_new_tokens} tokens",
+                found=f"{length} + {limit} tokens",
                 wanted=f"at most {network.max_length}",
                 fix="lower max_new_tokens=, or set max_prompt_tokens= of fl.prompts",
             )
 
 
-def _chunks(network: Network, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Sequence[Prompt]]:
+def _keys(prompt: Prompt, num_samples: int) -> list[Key]:
+    """Of the responses to a prompt."""
+    if prompt.key.sample != PROMPT:
+        return [prompt.key]
+    return [Key(prompt.key.step, prompt.key.prompt, sample) for sample in range(num_samples)]
+
+
+def _limit(prompt: Prompt, sampling: Sampling) -> int:
+    """Tokens of the longest response to a prompt."""
+    return sampling.max_new_tokens if prompt.max_new_tokens is None else prompt.max_new_tokens
+
+
+def _chunks(
+    network: Network, prompts: Sequence[Prompt], sampling: Sampling, num_samples: int
+) -> Iterator[Sequence[Prompt]]:
     """All prompts at once, unless their caches would not fit."""
     if not prompts:
         return
-    longest = max(len(prompt.ids) for prompt in prompts) + sampling.max_new_tokens
+    longest = max(len(prompt.ids) + _limit(prompt, sampling) for prompt in prompts)
     row_bytes = longest * network.cache_bytes + network.vocab_size * SAMPLER_BYTES
-    size = max(1, _free_bytes(network) // (row_bytes * sampling.group_size))
+    size = max(1, _free_bytes(network) // (row_bytes * num_samples))
     for start in range(0, len(prompts), size):
         yield prompts[start : start + size]
 

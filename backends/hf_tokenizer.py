@@ -12,6 +12,8 @@ from transformers import AutoTokenizer
 
 from flowrl.errors import BackendError
 
+from .chat import check_prompt_ids, text_behind
+
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark in a chat template around what the assistant wrote."""
 
@@ -62,10 +64,30 @@ class HFTokenizer:
         ids = self.encode_chat(messages, generation_prompt=False)
         return marks[len(marks) - len(ids) :]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text, special tokens left out."""
-        text: str = self.wrapped.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text, special tokens left out unless asked for."""
+        text: str = self.wrapped.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         return text
+
+    def encode_reply(
+        self,
+        prompt: Sequence[Mapping[str, Any]],
+        prompt_ids: Sequence[int],
+        turns: Sequence[Mapping[str, Any]],
+        response_ids: Sequence[int],
+    ) -> list[int]:
+        """Ids of what the chat template puts behind the record."""
+        check_prompt_ids(prompt_ids, self.encode(prompt))
+        asked = len(self.decode(prompt_ids, special=True))
+
+        def text_of(num_ids: int) -> str:
+            # behind the prompt: some tokenizers treat the start of a text in a way of their own
+            return self.decode([*prompt_ids, *response_ids[:num_ids]], special=True)[asked:]
+
+        before, whole = (
+            self._chat(messages, tokenize=False, add_generation_prompt=True) for messages in (prompt, [*prompt, *turns])
+        )
+        return self.encode_text(text_behind(whole, before, len(prompt_ids), len(response_ids), text_of))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files."""

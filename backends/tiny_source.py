@@ -9,6 +9,8 @@ from typing import Any
 from flowrl.backend import ModelFacts
 from flowrl.errors import BackendError, did_you_mean
 
+from .chat import check_prompt_ids, text_behind
+
 BOS, EOS = 256, 257
 """After the 256 bytes."""
 VOCAB_SIZE = 258
@@ -40,9 +42,23 @@ class TinyTokenizer:
     def written(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Nothing is marked."""
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text; bytes that are no UTF-8 become U+FFFD."""
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text; bytes that are no UTF-8 become U+FFFD. Special tokens have no text."""
         return bytes(id for id in ids if id < BOS).decode(errors="replace")
+
+    def encode_reply(
+        self,
+        prompt: Sequence[Mapping[str, Any]],
+        prompt_ids: Sequence[int],
+        turns: Sequence[Mapping[str, Any]],
+        response_ids: Sequence[int],
+    ) -> list[int]:
+        """The lines that follow the response, and before them its `EOS` where a stop string has ended it."""
+        check_prompt_ids(prompt_ids, self.encode(prompt))
+        whole, before = (self.decode(self.encode(messages)) for messages in ([*prompt, *turns], prompt))
+        num = len(response_ids)
+        rest = text_behind(whole, before, len(prompt_ids), num, lambda num_ids: self.decode(response_ids[:num_ids]))
+        return [*([] if response_ids[-1:] == [EOS] else [EOS]), *self.encode_text(rest)]
 
 
 def describe(source: str) -> ModelFacts:

@@ -19,6 +19,7 @@ from .mesh import Mesh  # noqa: E402
 from .model import AdamW, Dtype, Model  # noqa: E402
 from .nodes import evaluate, filter, logit_energy, logprobs, prompts, responses, rollout, score, update, values  # noqa: E402
 from .stream import Advantages, LogProbs, Metrics, Prompts, Samples, Scores, Stream, Values  # noqa: E402
+from .tool import Tool, tool  # noqa: E402
 from .trace import GraphFunction, graph  # noqa: E402
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "Samples",
     "Scores",
     "Stream",
+    "Tool",
     "Values",
     "advantage",
     "evaluate",
@@ -54,6 +56,7 @@ __all__ = [
     "reward",
     "rollout",
     "score",
+    "tool",
     "update",
     "values",
 ]

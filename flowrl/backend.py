@@ -88,9 +88,11 @@ class Prompt:
     """What a rollout answers."""
 
     key: Key
-    """``sample`` is -1."""
+    """``sample`` is -1; or a sample's number, to go on with that sample."""
     ids: Sequence[int]
     """Token ids; special tokens included."""
+    max_new_tokens: int | None = None
+    """Longest response to it; None takes the sampling's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,8 +136,31 @@ class Tokenizer(Protocol):
         the chat template; None for a template without marks."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of a response, special tokens left out."""
+    def encode_reply(
+        self,
+        prompt: Sequence[Mapping[str, Any]],
+        prompt_ids: Sequence[int],
+        turns: Sequence[Mapping[str, Any]],
+        response_ids: Sequence[int],
+    ) -> list[int]:
+        """Ids that lead a chat from what was sampled to the model's next turn, through the chat template.
+
+        Args:
+            prompt: the messages that the model was given, and
+            prompt_ids: their ids.
+            turns: the messages of the response so far, and the reply that is to follow.
+            response_ids: ids of the response so far, without the reply.
+
+        Returns:
+            Ids that follow them: all together are the template's rendering of all messages, with the start of a turn.
+
+        Raises:
+            TemplateError: the template renders the messages before the reply otherwise than the ids have them.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of a response; special tokens are left out unless `special`."""
         ...
 
 
@@ -173,7 +198,8 @@ class Backend(Protocol):
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> Iterator[Sequence[Response]]:
         """Answer each prompt `sampling.group_size` times; yield, with each decoding step, the responses that it ends.
 
-        A step that ends none yields nothing but a sign of life: an empty sequence.
+        A prompt whose key has a sample's number is answered once, under that key: the sample goes on. A step that ends
+        none yields nothing but a sign of life: an empty sequence.
 
         A response is a function of weights, prompt ids, sampling, `seed` and its key: it does not depend on which
         others share its batch, nor on their order.

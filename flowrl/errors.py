@@ -26,6 +26,7 @@
         ├── NodeError         a node's own exception, with its traceback, node and rank
         ├── ResultError       a node function gave the wrong count, type or value
         ├── SandboxError      a program could not be run in a sandbox: a failure, and no result of the program's
+        ├── TemplateError     a chat template renders what was sampled as something else
         ├── WorkerDied        a process ended without saying why
         ├── DeadlineError     a wait ran out; says what for, and who owes it
         ├── CheckpointError   a checkpoint that cannot be written or read
@@ -199,6 +200,10 @@ class ResultError(RunError):
 
 class SandboxError(RunError):
     """A program could not be run in a sandbox; what a program does wrong is a result, and no error."""
+
+
+class TemplateError(RunError):
+    """A chat template renders what was sampled as something else."""
 
 
 class WorkerDied(RunError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from .columns import bind, positional, settings
@@ -51,15 +51,7 @@ class NodeFunction(Generic[P, R, S]):
         options: Mapping[str, Any],
         check: Check | None = None,
     ) -> None:
-        if inspect.iscoroutinefunction(function):
-            code = function.__code__
-            raise WrongType(
-                f"'{function.__name__}' is an async function, and a node is called and waited for",
-                at=location(code.co_filename, code.co_firstlineno),
-                found=f"async def {function.__name__}",
-                wanted="def",
-                fix="def, with asyncio.run(...) inside; per='batch' gets all rows of a step in one call",
-            )
+        refuse_async(function, "a node", "; per='batch' gets all rows of a step in one call")
         self.function = function
         self.handle = handle
         self.outputs = outputs
@@ -186,7 +178,7 @@ def reward(
         needs: asked by ``flowrl check`` and before a run: raises a `FlowrlError` where this machine cannot run the
             function, for want of a package or of a right.
     """
-    options = _options("reward", timeout, on_error, retries, max_failure_rate) | {"needs": needs}
+    options = call_options("reward", timeout, on_error, retries, max_failure_rate) | {"needs": needs}
     return _decorate(function, Scores, ("scores",), per, options, check)
 
 
@@ -222,7 +214,7 @@ def advantage(
         out: the columns that it returns, when there are several.
         check: refuses settings that do not fit, before the run (see `Check`).
     """
-    options = _options("advantage", None, "fail", 0, 0.0) | {"min_group": min_group}
+    options = call_options("advantage", None, "fail", 0, 0.0) | {"min_group": min_group}
     return _decorate(function, Advantages, out, per, options, check)
 
 
@@ -272,9 +264,11 @@ def node(
         check: as for `advantage`.
     """
     if out is Metrics:
-        return lambda f: _decorate(f, Metrics, (), "batch", _options("metric", timeout, on_error, retries, 0.0), check)
+        return lambda f: _decorate(
+            f, Metrics, (), "batch", call_options("metric", timeout, on_error, retries, 0.0), check
+        )
     handle, outputs = (out, (COLUMN_OF[out],)) if isinstance(out, type) and out in COLUMN_OF else (Stream, _names(out))
-    options = _options("node", timeout, on_error, retries, max_failure_rate)
+    options = call_options("node", timeout, on_error, retries, max_failure_rate)
     return lambda function: _decorate(function, handle, outputs, per, options, check)
 
 
@@ -287,9 +281,22 @@ def _names(out: Any) -> tuple[str, ...]:
     return names
 
 
-def _options(role: str, timeout: float | None, on_error: str, retries: int, rate: float) -> dict[str, Any]:
-    if on_error not in ("fail", "drop"):
-        raise WrongType("on_error has an unknown policy", at=caller(), found=repr(on_error), wanted="'fail' or 'drop'")
+def call_options(
+    role: str,
+    timeout: float | None,
+    on_error: str,
+    retries: int,
+    rate: float,
+    policies: Sequence[str] = ("fail", "drop"),
+) -> dict[str, Any]:
+    """The fields of a `FunctionSpec` that a decorator sets.
+
+    Raises:
+        WrongType: `on_error` is none of the policies, or the timeout is no time.
+    """
+    if on_error not in policies:
+        wanted, fix = " or ".join(map(repr, policies)), f"on_error={policies[0]!r}"
+        raise WrongType("on_error has an unknown policy", at=caller(), found=repr(on_error), wanted=wanted, fix=fix)
     if timeout is not None and not timeout > 0:
         raise WrongType("a timeout is no time", at=caller(), found=timeout, wanted="seconds > 0, or None")
     return {"role": role, "timeout_s": timeout, "on_error": on_error, "retries": retries, "max_failure_rate": rate}
@@ -310,13 +317,30 @@ def _decorate(
         if not callable(f):
             raise GraphError("a decorator of flowrl is called on what is no function", at=caller(), found=repr(f))
         if not hasattr(f, "__name__"):  # functools.partial, callable objects
-            f = _named(f)
+            f = named_function(f)
         return NodeFunction(f, handle, outputs, per, options, check)
 
     return wrap if function is None else wrap(function)
 
 
-def _named(f: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_async(function: Callable[..., Any], what: str, more: str = "") -> None:
+    """Refuse a coroutine function: it is called and waited for, and would give a coroutine.
+
+    Raises:
+        WrongType: at the line of the function.
+    """
+    if inspect.iscoroutinefunction(function):
+        code = function.__code__
+        raise WrongType(
+            f"'{function.__name__}' is an async function, and {what} is called and waited for",
+            at=location(code.co_filename, code.co_firstlineno),
+            found=f"async def {function.__name__}",
+            wanted="def",
+            fix=f"def, with asyncio.run(...) inside{more}",
+        )
+
+
+def named_function(f: Callable[..., Any]) -> Callable[..., Any]:
     """A callable without a name (a partial, an object with ``__call__``) under the name of what it wraps."""
     inner = getattr(f, "func", None)
 

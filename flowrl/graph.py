@@ -92,6 +92,8 @@ class RolloutSpec(SamplesSpec):
     """`fl.rollout`: responses of one model."""
 
     sampling: Sampling
+    tool: ToolSpec | None = None
+    """What answers its turns."""
 
     @property
     def group_size(self) -> int:
@@ -158,17 +160,32 @@ class FunctionSpec:
     settings: Mapping[str, Any]
     timeout_s: float | None
     """Longest that one call may take."""
-    on_error: Literal["fail", "drop"]
-    """What a call that raises, times out or gives no number does to its rows."""
+    on_error: Literal["fail", "drop", "tell"]
+    """What a call that raises, times out or gives no number does to its rows; a tool may tell the model."""
     retries: int
     """Calls after the first before `on_error` applies."""
     max_failure_rate: float
     """The run fails once more than this share of a step's calls has failed."""
-    role: Literal["reward", "advantage", "node", "metric"]
+    role: Literal["reward", "advantage", "node", "metric", "tool"]
     min_group: int = 1
     """Fewest samples of a prompt that the function is defined for."""
     needs: Callable[[], None] | None = None
     """Raises a `FlowrlError` where this machine cannot run the function; asked before the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolSpec:
+    """``tool=`` of a rollout or an evaluation: what answers the model's turns."""
+
+    call: FunctionSpec
+    role: str | None
+    """Of its answers in a chat; None appends them as text to whatever stands there."""
+    max_answer_tokens: int | None
+    """Longest answer."""
+    on_too_long: Literal["right", "left", "drop", "error"]
+    """What becomes of a longer one: it is cut on that side, its row is dropped, or the run ends."""
+    max_turns: int | None
+    """Most turns of the model in a response; None sets no limit beside the tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +223,8 @@ class EvaluateSpec:
     every: int
     """Versions between two evaluations."""
     sampling: Sampling
+    tool: ToolSpec | None = None
+    """What answers its turns."""
 
 
 Spec = PromptsSpec | RolloutSpec | ResponsesSpec | ForwardSpec | FunctionSpec | FilterSpec | UpdateSpec | EvaluateSpec

@@ -34,6 +34,14 @@ def row_seed(run_seed: int, key: Key) -> int:
     return mix(run_seed, *key)
 
 
+def turn_seed(run_seed: int, turn: int) -> int:
+    """The run seed of a later turn of all responses; that of turn 0 is the run's own.
+
+    So a first turn is what a rollout without a tool samples, and no turn repeats the random numbers of another.
+    """
+    return mix(run_seed, turn) if turn else run_seed
+
+
 def permuted(position: int, num_rows: int, seed: int) -> int:
     """Which row stands at `position` of a shuffled pass over `num_rows` rows.
 

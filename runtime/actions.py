@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -21,21 +21,38 @@ from flowrl.checksum import weights_checksum
 from flowrl.columns import positional, slots
 from flowrl.data import PromptReader, PromptSettings
 from flowrl.errors import BackendError
-from flowrl.graph import EvaluateSpec, FilterSpec, ForwardSpec, FunctionSpec, Node, PromptsSpec, RolloutSpec, UpdateSpec
+from flowrl.graph import (
+    EvaluateSpec,
+    FilterSpec,
+    ForwardSpec,
+    FunctionSpec,
+    Node,
+    PromptsSpec,
+    RolloutSpec,
+    ToolSpec,
+    UpdateSpec,
+)
 from flowrl.rows import Column, Key, Ragged, Rows
 
 from . import coefficients
 from .calls import Called, call_filter, call_function
 from .checkpoint import partial_folder
+from .conversation import Conversation
 from .events import Action, Firing
 from .given import responses
 from .made import Counts, Emitted, Made, Parts
+from .tool_calls import ToolCalls
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .worker import Worker
 
 EMIT_S = 0.05
 """Responses that end within this time of each other leave in one block: a block costs as much as some tens of rows."""
+
+
+Columns = Mapping[str, Column]
+T = TypeVar("T")
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -58,9 +75,13 @@ def rollout(worker: Worker, firing: Firing, parts: Parts) -> Made:
     """Answer prompts; responses leave as they end."""
     spec = worker.plan.graph[firing.node].spec
     assert isinstance(spec, RolloutSpec)
-    ids = worker.arguments(firing, parts)["prompt_ids"]
+    columns = worker.arguments(firing, parts)
+    ids = columns["prompt_ids"]
     model = worker.model_of(firing)
     asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, ids, strict=True)]
+    if spec.tool:
+        yield from _converse(worker, firing, spec.tool, asked, columns)
+        return
     lengths = {key: len(row) for key, row in zip(firing.keys, ids, strict=True)}
     counts = Counts()
     for chunk in _chunks(model.generate(asked, spec.sampling, worker.seed)):
@@ -140,14 +161,21 @@ def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
     columns = worker.arguments(firing, parts)
     model = worker.model_of(firing)
     asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, columns["prompt_ids"], strict=True)]
-    ended = chain.from_iterable(model.generate(asked, node.spec.sampling, worker.seed))
-    responses = sorted(ended, key=lambda response: response.key)
-    made = _response_rows(responses, firing.version, model.tokenizer, node.spec.sampling)
+    if node.spec.tool:
+        calls = ToolCalls(node, node.spec.tool, model.tokenizer, firing.keys, columns)
+        talks = list(chain.from_iterable(Turns(model, calls, node.spec.sampling, asked, worker.seed).run()))
+        good = sorted((talk for talk in talks if not talk.dropped), key=lambda talk: talk.key)
+        made = _conversation_rows(good, firing.version, model.tokenizer, node.spec.sampling)
+        failed = len(talks) - len(good)
+    else:
+        ended = chain.from_iterable(model.generate(asked, node.spec.sampling, worker.seed))
+        responses = sorted(ended, key=lambda response: response.key)
+        made, failed = _response_rows(responses, firing.version, model.tokenizer, node.spec.sampling), 0
     shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
-    called = _score(worker, node.name, node.spec, made.with_columns(**shared.columns))
+    called = _score(worker, node.name, node.spec, shared.with_columns(**made.columns))
     metrics = {node.name: _sum_of(called.rows)}
-    if node.spec.score.on_error == "drop":  # a failed call is no score of 0: the share of them stands beside the mean
-        metrics[f"{node.name}/failed"] = Sum(len(called.dropped), len(made))
+    if "drop" in _policies(node.spec):  # a failed call is no score of 0: the share of them stands beside the mean
+        metrics[f"{node.name}/failed"] = Sum(len(called.dropped) + failed, len(made) + failed)
     yield metrics
 
 
@@ -216,9 +244,9 @@ ACTIONS: dict[Action, Callable[[Worker, Firing, Parts], Made]] = {
 # --- parts of actions -----------------------------------------------------------------------------------------------
 
 
-def _chunks(steps: Iterator[Sequence[Response]]) -> Iterator[list[Response]]:
+def _chunks(steps: Iterator[Sequence[T]]) -> Iterator[list[T]]:
     """Responses in blocks: what has ended leaves with the first decoding step after `EMIT_S`, and at the end."""
-    chunk: list[Response] = []
+    chunk: list[T] = []
     since = time.perf_counter()
     for ended in steps:
         chunk += ended
@@ -243,6 +271,36 @@ def _response_rows(responses: Sequence[Response], version: int, tokenizer: Token
     if sampling.greedy:
         columns["greedy"] = greedy
     return Rows([response.key for response in responses], columns)
+
+
+def _converse(worker: Worker, firing: Firing, tool: ToolSpec, asked: Sequence[Prompt], columns: Columns) -> Made:
+    """Answer prompts in turns; conversations leave as they end."""
+    node, model = worker.plan.graph[firing.node], worker.model_of(firing)
+    assert isinstance(node.spec, RolloutSpec)
+    calls = ToolCalls(node, tool, model.tokenizer, firing.keys, columns)
+    counts = Counts()
+    for chunk in _chunks(Turns(model, calls, node.spec.sampling, asked, worker.seed).run()):
+        dropped = {talk.key: talk.dropped for talk in chunk if talk.dropped}
+        good = [talk for talk in chunk if not talk.dropped]
+        counts.add([len(talk.ids) for talk in good], [talk.stop for talk in good])
+        counts.add_turns([talk.num_turns for talk in good], [talk.mask.count(False) for talk in good])
+        rows = _conversation_rows(good, firing.version, model.tokenizer, node.spec.sampling) if good else None
+        yield Emitted(rows, dropped, tuple(len(talk.prompt_ids) + len(talk.ids) for talk in good))
+    yield counts.metrics() | calls.metrics()
+
+
+def _conversation_rows(talks: Sequence[Conversation], version: int, tokenizer: Tokenizer, sampling: Sampling) -> Rows:
+    """As any responses, with what the tool said masked, and the messages."""
+    rows = _response_rows([talk.response for talk in talks], version, tokenizer, sampling)
+    mask: Ragged = rows["mask"]
+    sampled = Ragged.pack([talk.mask for talk in talks], "bool")
+    return rows.with_columns(mask=replace(mask, values=mask.values & sampled.values), turns=[t.turns for t in talks])
+
+
+def _policies(spec: EvaluateSpec) -> tuple[str, ...]:
+    """What an evaluation does when something of a response fails."""
+    tool = (spec.tool.call.on_error, spec.tool.on_too_long) if spec.tool else ()
+    return (spec.score.on_error, *tool)
 
 
 def _read(worker: Worker, firing: Firing) -> list[Rows]:

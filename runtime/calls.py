@@ -29,6 +29,8 @@ MAX_BACK_OFF_S = 10.0
 """Longest pause: more would look like a hung worker."""
 MAX_REASON = 200
 """Characters of an exception in the reason of a dropped row."""
+FAILED = " failed: "
+"""Between who has failed and why, in a reason."""
 FAILURES = (Exception, SystemExit)
 """What a function may raise; one that calls ``sys.exit`` has failed, it does not end its worker."""
 
@@ -209,7 +211,8 @@ class _Calls:
                 raise error
             raise _raised(self.node, error, keys[0], self.spec.retries + 1) from error
         what = error.problem if isinstance(error, FlowrlError) else _one_line(error)
-        self._called.dropped.update(dict.fromkeys(keys, f"{self.node.name} failed: {what}"))
+        who = function_name(self.node) if self.spec.role == "tool" else self.node.name
+        self._called.dropped.update(dict.fromkeys(keys, f"{who}{FAILED}{what}"))
 
 
 def _groups(keys: Sequence[Key]) -> dict[Key, list[int]]:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from flowrl.backend import Sum
-from flowrl.graph import FunctionSpec
+from flowrl.graph import FunctionSpec, Node, RolloutSpec
 from flowrl.rows import PROMPT, Key
 
 from .course import shown
@@ -79,8 +79,8 @@ class Intake:
     def too_many_failures(self, progress: StageProgress, step: int) -> dict[str, Any] | None:
         """What is wrong once more than the declared share of a step's rows has failed in a node."""
         name = progress.stage.name
-        spec = self.plan.graph[name].spec
-        if not (progress.dropped and progress.finished and isinstance(spec, FunctionSpec) and spec.on_error == "drop"):
+        spec = called_by(self.plan.graph[name])
+        if not (progress.dropped and progress.finished and spec is not None and spec.on_error == "drop"):
             return None
         called = progress.dropped + len(progress.done)
         if progress.dropped <= spec.max_failure_rate * called:
@@ -93,3 +93,10 @@ class Intake:
             "fix": "repair the function, or allow more: max_failure_rate=",
             "node": name,
         }
+
+
+def called_by(node: Node) -> FunctionSpec | None:
+    """The function whose failures drop a node's rows: its own, or a rollout's tool."""
+    if isinstance(node.spec, RolloutSpec):
+        return node.spec.tool.call if node.spec.tool else None
+    return node.spec if isinstance(node.spec, FunctionSpec) else None

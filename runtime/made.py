@@ -30,6 +30,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.samples = self.tokens = self.cut = 0
+        self._turns: dict[str, int] = {}
 
     def add(self, lengths: Sequence[int], stops: Sequence[str]) -> None:
         """Count responses by their tokens and by why each ends."""
@@ -37,11 +38,17 @@ class Counts:
         self.tokens += sum(lengths)
         self.cut += sum(stop == "length" for stop in stops)
 
+    def add_turns(self, turns: Sequence[int], tool_tokens: Sequence[int]) -> None:
+        """Count the turns of responses, and tokens in them that no model sampled."""
+        for name, counts in (("turns", turns), ("tool_tokens", tool_tokens)):
+            self._turns[name] = self._turns.get(name, 0) + sum(counts)
+
     def metrics(self) -> Metrics:
-        """As a firing reports them."""
+        """As a firing reports them; ``response_tokens`` are those that the model sampled."""
         return {
             "samples": Sum(self.samples, 1),
-            "response_tokens": Sum(self.tokens, 1),
+            "response_tokens": Sum(self.tokens - self._turns.get("tool_tokens", 0), 1),
             "response_length": Sum(self.tokens, self.samples),
             "truncated": Sum(self.cut, self.samples),
+            **{name: Sum(count, self.samples) for name, count in self._turns.items()},
         }

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrl.errors import ResultError
-from flowrl.graph import FilterSpec, Node
+from flowrl.graph import FilterSpec, FunctionSpec, Node
 from flowrl.rows import Column, Key, Ragged
 
+from .plain import carried_text
 from .timeout import function_name
 
 NUMBERS: Mapping[str, str] = {
@@ -63,6 +64,8 @@ def check_row(node: Node, result: Any, key: Key, length: int | None) -> Values:
     Args:
         length: response tokens of the row, if known.
     """
+    if isinstance(node.spec, FunctionSpec) and node.spec.role == "tool":
+        return [_answer(node, result, key)]
     if len(node.outputs) == 1:
         return [_value(node, node.outputs[0], result, key, length)]
     if not isinstance(result, tuple) or len(result) != len(node.outputs):
@@ -187,6 +190,15 @@ def _value(node: Node, name: str, value: Any, key: Key, length: int | None) -> A
     return _number(node, value, f"for {key}")
 
 
+def _answer(node: Node, value: Any, key: Key) -> str | None:
+    """What a tool says."""
+    if value is not None and not isinstance(value, str):
+        raise _wrong_value(node, value, "text, or None when the turn calls no tool", f"for {key}")
+    if value is not None and value != carried_text(value, len(value)):
+        raise _wrong_value(node, value, "text without a lone surrogate", f"for {key}")
+    return value
+
+
 def _tokens(node: Node, name: str, array: NDArray[Any], key: Key, length: int | None) -> NDArray[Any]:
     """One number a response token, or k of them."""
     if not array.size and not length and name in WIDE:
@@ -299,17 +311,23 @@ def _wrong_value(node: Node, value: Any, wanted: str, where: str) -> ResultError
 
 def _wrong(node: Node, what: str, found: str, wanted: str) -> ResultError:
     """`what` is the same for all rows that are wrong in one way: dropped rows are counted by it."""
-    is_filter = isinstance(node.spec, FilterSpec)
+    kind = "filter" if isinstance(node.spec, FilterSpec) else "node"
     return ResultError(
-        f"function '{function_name(node)}' of {'filter' if is_filter else 'node'} '{node.name}' gave {what}",
+        f"function '{function_name(node)}' of {kind} '{node.name}' gave {what}",
         at=node.at,
         node=node.name,
         found=found,
         wanted=wanted,
-        fix="return True or False"
-        if is_filter
-        else "return a value a row; a call that may fail is declared with on_error='drop': it is never scored 0",
+        fix=_FIX.get(getattr(node.spec, "role", "filter"), _FIX["node"]),
     )
+
+
+_FIX = {
+    "filter": "return True or False",
+    "tool": "return str(...), or None; a call that may fail is declared with on_error='tell' or 'drop'",
+    "node": "return a value a row; a call that may fail is declared with on_error='drop': it is never scored 0",
+}
+"""By the role of the function."""
 
 
 def _rows(keys: Sequence[Key]) -> str:

@@ -8,7 +8,19 @@ from flowrl.backend import Sum
 
 from .events import Firing
 
-COUNTS = frozenset({"tokens", "rows", "response_tokens", "samples", "num_dropped", "firings"})
+COUNTS = frozenset(
+    {
+        "tokens",
+        "rows",
+        "response_tokens",
+        "samples",
+        "num_dropped",
+        "firings",
+        "tool_calls",
+        "tool_failures",
+        "tool_cut",
+    }
+)
 """Metrics that are totals; all others are means."""
 
 

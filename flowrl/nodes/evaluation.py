@@ -12,9 +12,11 @@ from flowrl.graph import Binding, EvaluateSpec, Node, RolloutSpec
 from flowrl.location import caller
 from flowrl.model import Model
 from flowrl.stream import Prompts, Scores
+from flowrl.tool import Tool
 from flowrl.trace import tracer
 
 from .sampling import RESPONSE_COLUMNS
+from .turns import TURN_COLUMNS, declare_tool
 
 
 def evaluate(
@@ -29,6 +31,9 @@ def evaluate(
     top_k: int = 0,
     min_p: float = 0.0,
     max_new_tokens: int | None = None,
+    stop: tuple[str, ...] = (),
+    tool: Tool[Any, Any] | None = None,
+    max_turns: int | None = None,
     name: str | None = None,
 ) -> None:
     """Score one pinned version on held-out prompts: all rows of `prompts`' first batch, each `every` versions.
@@ -39,6 +44,8 @@ def evaluate(
         temperature: 0 is greedy.
         top_k, top_p, min_p: as for `rollout`.
         max_new_tokens: None takes the longest of the model's rollouts that are declared before.
+        stop: strings that end a response, with a tool a turn of it.
+        tool, max_turns: as for `rollout`; a model that is trained with a tool is evaluated with it.
     """
     at = caller()
     label = name or "evaluate"
@@ -62,27 +69,31 @@ def evaluate(
         found = f"no rollout of model '{model.name}' before this line"
         raise wrong(label, at, "max_new_tokens is not known", found, "max_new_tokens=N", "give max_new_tokens=")
     expect_sampling(label, at, n, length, temperature, top_p=top_p, top_k=top_k, min_p=min_p)
-    made = dict.fromkeys(RESPONSE_COLUMNS)
+    sampling = Sampling(
+        n=n,
+        max_new_tokens=length,
+        temperature=float(temperature),
+        top_p=float(top_p),
+        top_k=top_k,
+        min_p=float(min_p),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+    use, bindings = declare_tool(tool, prompts, max_turns=max_turns, sampling=sampling, node=label, at=at)
+    made = dict.fromkeys(RESPONSE_COLUMNS + (TURN_COLUMNS if use else ()))
     own = [p for p in positional(score.function) if p.kind is p.VAR_POSITIONAL or p.name not in made]
     active.add(
         lambda final: Node(
             name=final,
-            spec=EvaluateSpec(
-                score=score.spec(given),
-                every=every,
-                sampling=Sampling(
-                    n=n,
-                    max_new_tokens=length,
-                    temperature=float(temperature),
-                    top_p=float(top_p),
-                    top_k=top_k,
-                    min_p=float(min_p),
-                ),
-            ),
+            spec=EvaluateSpec(score=score.spec(given), every=every, sampling=sampling, tool=use),
             per="batch",
-            bindings=(
-                Binding("prompt_ids", prompts.columns["prompt_ids"], "prompt_ids"),
-                *(b for b in bind(own, (prompts,), {}, node=final, at=at) if b.parameter != "prompt_ids"),
+            bindings=tuple(
+                dict.fromkeys(
+                    [
+                        Binding("prompt_ids", prompts.columns["prompt_ids"], "prompt_ids"),
+                        *bindings,
+                        *bind(own, (prompts,), {}, node=final, at=at),
+                    ]
+                )
             ),
             gates=prompts.gates,
             outputs=(),

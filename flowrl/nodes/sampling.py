@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flowrl.backend import Sampling
 from flowrl.errors import Location
 from flowrl.expect import expect, expect_counts, expect_mesh, expect_model, expect_sampling
@@ -10,7 +12,10 @@ from flowrl.location import caller
 from flowrl.mesh import Mesh
 from flowrl.model import Model
 from flowrl.stream import Prompts, Samples
+from flowrl.tool import Tool
 from flowrl.trace import tracer
+
+from .turns import TURN_COLUMNS, declare_tool
 
 RESPONSE_COLUMNS = ("response_ids", "response", "mask", "logprobs", "stop", "versions")
 """What a rollout writes: int32 ids, text, bool mask (1 = trained), float32 log-probs of the sampler, why it ended, and
@@ -30,6 +35,8 @@ def rollout(
     min_p: float = 0.0,
     stop: tuple[str, ...] = (),
     ignore_eos: bool = False,
+    tool: Tool[Any, Any] | None = None,
+    max_turns: int | None = None,
     staleness: int = 0,
     mesh: Mesh | None = None,
     name: str | None = None,
@@ -42,13 +49,18 @@ def rollout(
         n: responses to a prompt; together they are a group.
         greedy: responses beside those that take the most likely token each time (ReMax has one). They come last in
             their group, are not trained on (their mask is False), and a column ``greedy`` tells them apart.
-        max_new_tokens: longest response.
+        max_new_tokens: longest response, with a tool that of all turns and answers together.
         temperature: divides the logits; the trainer divides by the same, so that the ratio on unchanged weights is 1.
         top_k, top_p, min_p: keep only likely tokens, in this order: the `top_k` most likely, of these the fewest that
             hold the share `top_p` of their probability, of these the ones at least `min_p` times as likely as the most
             likely. Log-probs stay those of the full vocabulary, for the trainer and the sampler alike.
-        stop: strings that end a response.
+        stop: strings that end a response, with a tool a turn of it.
         ignore_eos: sample to `max_new_tokens` always.
+        tool: answers each turn of the model, which then goes on (see `fl.tool`). Its answers are part of the response,
+            are not trained on (their mask is False, their log-probs are 0), and a column ``turns`` holds the messages
+            of each response.
+        max_turns: most turns of the model in a response; None takes as many as there are tokens for. A response whose
+            tool still had an answer then, or whose tokens were used up, has ``stop="length"``.
         staleness: how many versions behind the trainer a response may start; 0 is on-policy.
         mesh: its own ranks, which hold a replica of the weights; None shares the model's.
     """
@@ -70,14 +82,15 @@ def rollout(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         ignore_eos=ignore_eos,
     )
-    columns = (*RESPONSE_COLUMNS, "greedy") if greedy else RESPONSE_COLUMNS
+    use, bindings = declare_tool(tool, prompts, max_turns=max_turns, sampling=sampling, node=label, at=at)
+    columns = (*RESPONSE_COLUMNS, *(("greedy",) if greedy else ()), *(TURN_COLUMNS if use else ()))
     active = tracer()
     node = active.add(
         lambda final: Node(
             name=final,
-            spec=RolloutSpec(sampling=sampling, staleness=staleness),
+            spec=RolloutSpec(sampling=sampling, staleness=staleness, tool=use),
             per="row",
-            bindings=(Binding("prompt_ids", prompts.columns["prompt_ids"], "prompt_ids"),),
+            bindings=(Binding("prompt_ids", prompts.columns["prompt_ids"], "prompt_ids"), *bindings),
             gates=prompts.gates,
             outputs=columns,
             at=at,

@@ -18,6 +18,7 @@ from flowrl.graph import (
     PromptsSpec,
     ResponsesSpec,
     RolloutSpec,
+    ToolSpec,
     UpdateSpec,
 )
 
@@ -90,8 +91,17 @@ def _sampling(sampling: Sampling) -> str:
     )
 
 
+def _tool(tool: ToolSpec | None) -> str:
+    if tool is None:
+        return ""
+    own = function_name(tool.call.function).split(":")[-1].split(".")[-1]
+    more = [*_unless("max_turns", tool.max_turns, None), *_unless("on_error", tool.call.on_error, "fail")]
+    return _pairs([("tool", own), *more])
+
+
 def _rollout(node: Node, spec: RolloutSpec) -> list[str]:
-    return [f"model={node.model.name}" if node.model else "", _sampling(spec.sampling), f"staleness={spec.staleness}"]
+    model = f"model={node.model.name}" if node.model else ""
+    return [model, _sampling(spec.sampling), _tool(spec.tool), f"staleness={spec.staleness}"]
 
 
 def _responses(node: Node, spec: ResponsesSpec) -> list[str]:
@@ -149,7 +159,7 @@ def _update(node: Node, spec: UpdateSpec) -> list[str]:
 
 def _evaluate(node: Node, spec: EvaluateSpec) -> list[str]:
     score = function_name(spec.score.function).split(":")[-1].split(".")[-1]
-    return [f"{score} every={spec.every} versions", _sampling(spec.sampling)]
+    return [f"{score} every={spec.every} versions", _sampling(spec.sampling), _tool(spec.tool)]
 
 
 _FORMAT: dict[type, Callable[[Node, Any], list[str]]] = {

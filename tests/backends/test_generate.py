@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,9 @@ class Scripted:
     def advance(self, ids: torch.Tensor) -> None:
         self.at += 1
         assert ids.shape == (self.rows,)
+
+    def select(self, rows: torch.Tensor) -> None:
+        self.rows = len(rows)
 
 
 def tokenizer(*eos: int) -> Any:
@@ -282,6 +286,51 @@ def test_a_stop_string_ends_a_response_once_it_is_part_of_the_text() -> None:
         generate(Scripted(*script), tokenizer(1), prompts, Sampling(max_new_tokens=60, stop=("dc",)), 0, 0)
     )
     assert (len(found.ids), found.stop) == (42, "stop_string")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_begun_sample_goes_on_once_under_its_own_key(name: str, make_backend: MakeBackend, prompts_of: Any) -> None:
+    backend = make_backend(name, lr=None)
+    ids = [prompt.ids for prompt in prompts_of(backend, TEXTS)]
+    sampling = Sampling(n=3, max_new_tokens=8, ignore_eos=True)
+    six = replace(sampling, n=6)
+    begun = [Prompt(key=Key(0, i, 5 - i), ids=row, max_new_tokens=3 + i) for i, row in enumerate(ids)]
+    fresh = [Prompt(key=Key(1, i), ids=row) for i, row in enumerate(ids)]
+    found = by_key(chain.from_iterable(backend.generate([begun[0], *fresh, *begun[1:]], sampling, 7)))
+    assert found.keys() == {p.key for p in begun} | {Key(1, i, s) for i in range(4) for s in range(3)}
+    for i, prompt in enumerate(begun):
+        response = found[prompt.key]
+        assert (len(response.ids), response.stop) == (3 + i, "length")
+        whole = Prompt(key=Key(*prompt.key), ids=prompt.ids)  # a limit cuts, and changes nothing before
+        [[uncut]] = [step for step in backend.generate([whole], sampling, 7) if step]
+        assert uncut.ids[: 3 + i] == response.ids
+        np.testing.assert_allclose(uncut.logprobs[: 3 + i], response.logprobs, atol=1e-5)
+        group = by_key(
+            chain.from_iterable(backend.generate([Prompt(key=prompt.key.group, ids=prompt.ids)], six, 7)),
+        )
+        assert group[prompt.key].ids == uncut.ids
+    plain = by_key(chain.from_iterable(backend.generate(fresh, sampling, 7)))
+    assert all(found[key].ids == response.ids for key, response in plain.items())
+
+
+def test_rows_with_limits_of_their_own_end_each_at_its_own() -> None:
+    limits = [1, 3, 2, 5, 3]
+    prompts = [Prompt(key=Key(0, i), ids=[1], max_new_tokens=limit) for i, limit in enumerate(limits)]
+    sampling = Sampling(n=2, max_new_tokens=9)
+    found = chain.from_iterable(generate(Scripted(7, 8, 9, 10, 2, 7), tokenizer(2), prompts, sampling, 0, 0))
+    ended = {(r.key.prompt, r.key.sample): (len(r.ids), r.stop) for r in found}
+    assert ended == {
+        (i, s): (limit, "eos" if limit == 5 else "length") for i, limit in enumerate(limits) for s in range(2)
+    }
+
+
+def test_a_begun_sample_is_longer_than_the_model_only_if_its_own_limit_is(make_backend: MakeBackend) -> None:
+    backend = make_backend(lr=None)
+    prompts = [Prompt(key=Key(0, 0, 1), ids=[1] * 60, max_new_tokens=4)]
+    assert len(list(chain.from_iterable(backend.generate(prompts, Sampling(max_new_tokens=30), 0)))) == 1
+    longer = [Prompt(key=Key(0, 0, 1), ids=[1] * 60, max_new_tokens=5)]
+    with pytest.raises(LengthError, match=r"(?s)step 1 prompt 0 sample 1 .*60 \+ 5 tokens"):
+        list(chain.from_iterable(backend.generate(longer, Sampling(max_new_tokens=30), 0)))
 
 
 def test_nothing_to_answer_gives_nothing(make_backend: MakeBackend) -> None:
