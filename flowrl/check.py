@@ -35,6 +35,7 @@ from .placement import (
     placement_notes,
     visible_gpus,
 )
+from .provenance import check_provenance, provenance_notes
 from .rates import bounds
 from .shape import check_bindings, check_cycles, check_joins, check_read
 from .sources import open_source
@@ -61,6 +62,7 @@ def check(
     problems = [
         *check_read(graph),
         *check_joins(graph),
+        *check_provenance(graph),
         *check_trained(graph),
         *check_heads(graph),
         *check_groups(graph),
@@ -78,8 +80,9 @@ def check(
 
 
 def notes(graph: Graph, *, cores: int) -> list[str]:
-    """What is no error, and worth a line: slow placements and mini-batches that leave ranks without a row."""
-    return [*placement_notes(graph, cores), *_minibatch_notes(graph)]
+    """What is no error, and worth a line: slow placements, mini-batches that leave ranks without a row, and log-probs
+    of which nobody knows where they come from."""
+    return [*placement_notes(graph, cores), *_minibatch_notes(graph), *provenance_notes(graph)]
 
 
 def check_trained(graph: Graph) -> list[FlowrlError]:

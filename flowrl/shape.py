@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from .errors import FlowrlError, GraphCycle, GraphError, UnknownColumn, UnreadOutput, did_you_mean
-from .graph import EvaluateSpec, FilterSpec, Graph, Node, PromptsSpec, UpdateSpec
+from .graph import EvaluateSpec, FilterSpec, Graph, Node, PromptsSpec, SamplesSpec, UpdateSpec
 from .origins import Origins
 from .sources import open_source
 
@@ -145,7 +145,7 @@ def check_joins(graph: Graph) -> list[FlowrlError]:
         if len(rollouts) > 1:
             problems.append(
                 GraphError(
-                    f"node '{node.name}' joins the samples of {len(rollouts)} rollouts",
+                    f"node '{node.name}' joins the samples of {len(rollouts)} rollouts{_temperatures(rollouts)}",
                     at=node.at,
                     node=node.name,
                     found=" and ".join(f"'{rollout.name}' ({rollout.at})" for rollout in rollouts),
@@ -154,3 +154,9 @@ def check_joins(graph: Graph) -> list[FlowrlError]:
                 )
             )
     return problems
+
+
+def _temperatures(makers: Sequence[Node]) -> str:
+    """What joining their log-probs would compare, when they differ."""
+    found = {maker.spec.temperature for maker in makers if isinstance(maker.spec, SamplesSpec)}
+    return f", drawn at temperatures {' and '.join(f'{each:g}' for each in sorted(found))}" if len(found) > 1 else ""

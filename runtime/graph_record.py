@@ -8,6 +8,7 @@ from typing import Any
 from flowrl.describe import describe
 from flowrl.graph import Graph, Node
 from flowrl.model import Model
+from flowrl.provenance import as_plain, is_logprobs, provenance
 
 
 def graph_record(graph: Graph) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def graph_record(graph: Graph) -> dict[str, Any]:
         "fingerprint": graph.fingerprint,
         "parameters": {name: describe(value) for name, value in graph.parameters.items()},
         "models": {name: _model(model) for name, model in graph.models.items()},
-        "nodes": {name: _node(node) for name, node in graph.nodes.items()},
+        "nodes": {name: _node(graph, node) for name, node in graph.nodes.items()},
         "edges": [
             {"from": source, "to": target, "column": key, **data}
             for source, target, key, data in graph.digraph.edges(keys=True, data=True)
@@ -32,7 +33,8 @@ def _model(model: Model) -> dict[str, Any]:
     return {name: describe(getattr(model, name)) for name in fields}
 
 
-def _node(node: Node) -> dict[str, Any]:
+def _node(graph: Graph, node: Node) -> dict[str, Any]:
+    logprobs = {name: as_plain(provenance(graph, node.name, name)) for name in node.outputs if is_logprobs(name)}
     return {
         "kind": node.kind,
         "at": str(node.at),
@@ -42,5 +44,6 @@ def _node(node: Node) -> dict[str, Any]:
         "reads": {b.parameter: f"{b.source}.{b.column}" for b in node.bindings},
         "gates": list(node.gates),
         "writes": list(node.outputs),
+        **({"provenance": logprobs} if logprobs else {}),
         "settings": describe(node.spec),
     }

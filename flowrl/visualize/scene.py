@@ -14,6 +14,7 @@ from flowrl.describe import describe
 from flowrl.graph import Binding, EvaluateSpec, Graph, Node, RolloutSpec
 from flowrl.mesh import AXES, Mesh
 from flowrl.model import Model
+from flowrl.provenance import compared
 
 from .rates import Rate, rates
 from .settings import settings_lines
@@ -42,6 +43,8 @@ class Box:
     """File and line."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Every setting as a plain value."""
+    compares: tuple[str, ...] = ()
+    """The log-probs that it reads, each with what it is of."""
     members: tuple[str, ...] = ()
     """Names of the nodes that are folded into it; empty for a node itself."""
 
@@ -95,7 +98,7 @@ def scene_of(graph: Graph, bounds: Bounds | None = None) -> Scene:
     """Every node as a box and every pair of joined nodes as an arrow; nothing is folded yet."""
     nodes = graph.nodes
     meshes = _meshes(nodes.values())
-    boxes = [_box(node, meshes) for node in nodes.values()]
+    boxes = [_box(graph, node, meshes) for node in nodes.values()]
     boxes += [
         Box(name=name, title=name, kind="missing", lines=("never declared",), cluster=HOST)
         for name in graph.digraph.nodes
@@ -123,7 +126,9 @@ def _meshes(nodes: Iterable[Node]) -> dict[int, tuple[str, Mesh]]:
     return found
 
 
-def _box(node: Node, meshes: Mapping[int, tuple[str, Mesh]]) -> Box:
+def _box(graph: Graph, node: Node, meshes: Mapping[int, tuple[str, Mesh]]) -> Box:
+    found = compared(graph, node)
+    compares = [f"{name}: {each or 'of unknown provenance'}" for name, each in found.items()]
     details = {
         "model": node.model.name if node.model else None,
         "runs on": mesh_title(node.mesh) if node.mesh else HOST,
@@ -131,6 +136,7 @@ def _box(node: Node, meshes: Mapping[int, tuple[str, Mesh]]) -> Box:
         "reads": [f"{_renamed(b)}{b.column} of {b.source}" for b in node.bindings],
         "passes": list(node.gates),
         "writes": list(node.outputs),
+        "compares": compares,
         **describe(node.spec),
     }
     return Box(
@@ -140,6 +146,7 @@ def _box(node: Node, meshes: Mapping[int, tuple[str, Mesh]]) -> Box:
         lines=tuple(settings_lines(node)),
         cluster=meshes[id(node.mesh)][0] if node.mesh else HOST,
         at=str(node.at),
+        compares=tuple(compares),
         details={key: value for key, value in details.items() if value not in (None, [], {}, "")},
     )
 

@@ -152,6 +152,8 @@ def _texts(box: Box, arrows: Sequence[Arrow], titles: Mapping[str, str]) -> Iter
     """Settings, what it reads, and where versions come from."""
     if box.lines:
         yield " ".join(line.strip() for line in box.lines)
+    if box.compares:
+        yield f"compares {'; '.join(box.compares)}"
     for arrow in arrows:
         if arrow.target == box.name:
             notes = f" ({', '.join(arrow.notes)})" if arrow.notes else ""

@@ -235,6 +235,13 @@ def test_graph_json_holds_nodes_bindings_settings_and_parameters():
     assert found["nodes"]["exact_match"]["settings"]["function"].endswith(":exact_match")
     assert found["nodes"]["prompts"]["settings"]["source"] == "the list, 64 rows"
     assert found["nodes"]["update"]["settings"]["loss"] == "clip(), token-mean"
+    assert found["nodes"]["rollout"]["provenance"]["logprobs"] == {
+        "model": "policy",
+        "temperature": 1.0,
+        "version": "as sampled",
+        "support": "full vocabulary",
+    }
+    assert "provenance" not in found["nodes"]["exact_match"]
     version = {"from": "update", "to": "rollout", "column": "version", "kind": "version", "tokens": 0}
     assert version in found["edges"]
     assert " at 0x" not in json.dumps(found)

@@ -1,0 +1,26 @@
+"""Log-probs of samples that another rollout drew, at another temperature.
+
+error: GraphError
+node: update
+message: joins the samples of 2 rollouts, drawn at temperatures 0.6 and 1
+"""
+
+import flowrl as fl
+from flowrl import advantages, losses
+
+ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(64)]
+
+
+@fl.reward
+def exact_match(response: str, answer: str) -> float:
+    return float(response.strip() == answer)
+
+
+@fl.graph
+def grpo(lr: float = 1e-6):
+    policy = fl.Model("model", optimizer=fl.AdamW(lr=lr))
+    prompts = fl.prompts(ROWS, batch=8)
+    samples = fl.rollout(policy, prompts, n=4, max_new_tokens=64)
+    cold = fl.rollout(policy, prompts, n=4, max_new_tokens=64, temperature=0.6)
+    advantage = advantages.grpo(samples, exact_match(samples))
+    fl.update(policy, samples, advantage, old_logprobs=fl.logprobs(policy, cold), loss=losses.ppo_clip())  # here
