@@ -24,6 +24,7 @@ class HFTokenizer:
     def __init__(self, folder: Path) -> None:
         self.wrapped: Any = AutoTokenizer.from_pretrained(folder)
         self.eos_ids = _eos_ids(folder, self.wrapped.eos_token_id)
+        self.num_ids = len(self.wrapped)
         own: int | None = self.wrapped.eos_token_id
         self.eos_id = min(self.eos_ids, default=None) if own is None else own
 

@@ -22,6 +22,7 @@ class TinyTokenizer:
 
     eos_ids = frozenset({EOS})
     eos_id: int | None = EOS
+    num_ids = VOCAB_SIZE
 
     def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a text, or of messages."""

@@ -23,7 +23,7 @@ from flowrl.backend import HEAD_OF, Metrics, Output, Prompt, Ranks, Response, Sa
 from flowrl.checksum import weights_checksum
 from flowrl.errors import BackendError, CheckpointError, NodeError
 from flowrl.kl import estimate
-from flowrl.loss import TRAINED, Loss
+from flowrl.loss import TOPK_IDS, TRAINED, Loss
 from flowrl.model import Model
 from flowrl.rows import Ragged, Rows
 
@@ -42,6 +42,7 @@ from .batch import (
 from .generate import generate
 from .network import Network
 from .optimizer import Optimizer
+from .readout import TOPK, check_ids, check_k, read_logits
 from .sampling import scaled_logits
 from .state import named_state, replace_state
 
@@ -77,18 +78,24 @@ class TorchBackend:
         return generate(self.network, self.tokenizer, prompts, sampling, seed, self.version)
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, outputs: Sequence[Output], temperature: float) -> Rows:
+    def forward(self, rows: Rows, outputs: Sequence[Output], temperature: float, k: int = 0) -> Rows:
         """Outputs of the response tokens, without a gradient; log-probs at temperature 0 are those at 1."""
         self._check_head(outputs)
         check_prompts(rows)
+        if "topk_ids" in rows.columns:
+            check_ids(rows, "topk_ids", self.network.vocab_size, self.model.name)
+            k = rows["topk_ids"].values.shape[-1]
+        elif not TOPK.isdisjoint(outputs):
+            check_k(k, self._num_ids, self.model.name)
         parts = [
-            self._forward(rows.take(part), outputs, temperature)
+            self._forward(rows.take(part), outputs, temperature, k)
             for part in micro_batches(_lengths(rows), FORWARD_TOKENS)
         ]
         offsets = rows["response_ids"].offsets
         columns: dict[str, Any] = {}
         for name in outputs:
-            values = np.concatenate([np.zeros(0, np.float32), *(part[name] for part in parts)])
+            shape, dtype = (0, k) if name in TOPK else (0,), np.int32 if name == "topk_ids" else np.float32
+            values = np.concatenate([np.zeros(shape, dtype), *(part[name] for part in parts if name in part)])
             columns[name] = values if name == "scores" else Ragged(values, offsets - offsets[0])
         return Rows(rows.keys, columns)
 
@@ -97,6 +104,8 @@ class TorchBackend:
         self._trained()
         self._check_head([name for name in TRAINED if name in loss.reads])
         check_prompts(rows)
+        if "topk_logprobs" in loss.reads:
+            check_ids(rows, TOPK_IDS, self.network.vocab_size, self.model.name)
         trained = rows.take(trained_rows(mask_of(rows)))
         selected = trained.take(selected_rows(trained, loss))
         sums: dict[str, Tensor] = {}
@@ -192,23 +201,34 @@ class TorchBackend:
     def _device(self) -> torch.device:
         return next(self.network.module.parameters()).device
 
-    def _forward(self, rows: Rows, outputs: Sequence[Output], temperature: float) -> dict[str, np.ndarray[Any, Any]]:
-        """Each output of some rows as one packed float32 array."""
+    @property
+    def _num_ids(self) -> int:
+        """Tokens that may be among the most likely: not those that only fill the vocabulary up."""
+        return min(self.network.vocab_size, self.tokenizer.num_ids)
+
+    def _forward(
+        self, rows: Rows, outputs: Sequence[Output], temperature: float, k: int
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Each output of some rows as one packed array; none of rows without a token."""
         batch = make_batch(rows, self._device, share=self.network.shares_prompts)
         found: dict[str, Tensor] = {}
         if "scores" in outputs:
             found["scores"] = self._scores(rows)
         elif len(batch.target):
-            found = self._read(self._states(batch), batch.target, temperature, energy="logit_energy" in outputs)
-        empty = torch.zeros(0)
-        return {name: found.get(name, empty).float().cpu().numpy() for name in outputs}
+            at = _ids_of(batch, "topk_ids") if "topk_ids" in rows.columns else None
+            found = self._read(self._states(batch), batch.target, at, temperature, outputs=outputs, k=k)
+        return {
+            name: (found[name].int() if name == "topk_ids" else found[name].float()).cpu().numpy()
+            for name in outputs
+            if name in found
+        }
 
     def _backward(self, batch: Batch, loss: Loss, temperature: float) -> dict[str, Tensor]:
         """Add one micro-batch's gradient; sums of its metrics, each name with its weight under ``name/weight``."""
         if self.network.head == "score":
             found = {"scores": self._scores(batch.rows)}
         else:
-            found = self._read(self._states(batch), batch.target, temperature, entropy="entropy" in loss.reads)
+            found = self._trained_outputs(batch, loss, temperature)
         dtype = next(iter(found.values())).dtype
         own = {name: values if name == "scores" else batch.grid(values) for name, values in found.items()}
         columns = {**batch.columns(loss, dtype), **{name: own[name] for name in own if name in loss.reads}}
@@ -226,6 +246,14 @@ class TorchBackend:
                 sums[name], sums[f"{name}/weight"] = total, count
         return sums
 
+    def _trained_outputs(self, batch: Batch, loss: Loss, temperature: float) -> dict[str, Tensor]:
+        """What the loss reads of the trained model, with a gradient, and what the metrics do."""
+        outputs = {"logprobs", "entropy"}.union(name for name in TRAINED if name in loss.reads)
+        at = _ids_of(batch, TOPK_IDS) if "topk_logprobs" in outputs else None
+        gradient = "entropy" in loss.reads
+        states = self._states(batch)
+        return self._read(states, batch.target, at, temperature, outputs=outputs, entropy_gradient=gradient)
+
     def _states(self, batch: Batch) -> Tensor:
         """[wanted, width] states that predict the wanted tokens."""
         if batch.shared is None:
@@ -239,37 +267,23 @@ class TorchBackend:
         return self.network.values(self.network.states(ids, torch.arange(len(rows)).to(last), last))
 
     def _read(
-        self, states: Tensor, target: Tensor, temperature: float, *, entropy: bool = False, energy: bool = False
+        self, states: Tensor, target: Tensor, at: Tensor | None, temperature: float, **wanted: Any
     ) -> dict[str, Tensor]:
-        """What the head says of each wanted token ([wanted] each), in parts when all logits together are too many."""
+        """What the head says of each wanted token (`read_logits`), in parts when all logits together are too many."""
         if self.network.head != "lm":
             return {"values": self.network.values(states)}
-        read = partial(self._read_logits, temperature=temperature, entropy=entropy, energy=energy)
+
+        def read(states: Tensor, target: Tensor, at: Tensor | None) -> dict[str, Tensor]:
+            logits = scaled_logits(self.network.logits(states), temperature)
+            return read_logits(logits, target, at, num_ids=self._num_ids, **wanted)
+
         size = max(1, LOGITS_NUMBERS // self.network.vocab_size)
         if len(target) <= size:
-            columns = read(states, target)
-        else:
-            again = partial(checkpoint, read, use_reentrant=False) if torch.is_grad_enabled() else read
-            starts = range(0, len(target), size)
-            parts = [again(states[start : start + size], target[start : start + size]) for start in starts]
-            columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-        return dict(zip(("logprobs", "entropy", "logit_energy"), columns, strict=False))
-
-    def _read_logits(
-        self, states: Tensor, target: Tensor, *, temperature: float, entropy: bool, energy: bool
-    ) -> tuple[Tensor, ...]:
-        """Log-prob of each target and entropy of its distribution; the latter has a gradient if asked for.
-
-        With `energy` also the squared norm of the log-prob's gradient with respect to the logits, which is that of the
-        probabilities less 1 at the target.
-        """
-        logprobs = torch.log_softmax(scaled_logits(self.network.logits(states), temperature), -1)
-        every = logprobs if entropy else logprobs.detach()
-        found = (logprobs.gather(-1, target[:, None])[:, 0], -(every.exp() * every).sum(-1))
-        if not energy:
-            return found
-        chosen = torch.ones_like(target, dtype=every.dtype)[:, None]
-        return (*found, every.exp().scatter_add(-1, target[:, None], -chosen).square().sum(-1))
+            return read(states, target, at)
+        again = partial(checkpoint, read, use_reentrant=False) if torch.is_grad_enabled() else read
+        cuts = [slice(start, start + size) for start in range(0, len(target), size)]
+        parts = [again(states[cut], target[cut], None if at is None else at[cut]) for cut in cuts]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _trained(self) -> Optimizer:
         if self.optimizer is None:
@@ -294,6 +308,11 @@ def _lengths(rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:
     """[rows] tokens of prompt and response."""
     lengths: np.ndarray[Any, np.dtype[np.int64]] = rows["prompt_ids"].lengths + rows["response_ids"].lengths
     return lengths
+
+
+def _ids_of(batch: Batch, column: str) -> Tensor:
+    """[wanted, k] int64."""
+    return batch.flat(batch.column(column, torch.float32)).long()
 
 
 def _drift(batch: Batch, found: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

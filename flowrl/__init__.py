@@ -17,8 +17,8 @@ from .kl import Adaptive  # noqa: E402
 from .loss import Loss, loss  # noqa: E402
 from .mesh import Mesh  # noqa: E402
 from .model import AdamW, Dtype, Model  # noqa: E402
-from .nodes import evaluate, filter, logit_energy, logprobs, prompts, responses, rollout, score, update, values  # noqa: E402
-from .stream import Advantages, LogProbs, Metrics, Prompts, Samples, Scores, Stream, Values  # noqa: E402
+from .nodes import evaluate, filter, logit_energy, logprobs, prompts, responses, rollout, score, topk, update, values  # noqa: E402
+from .stream import Advantages, LogProbs, Metrics, Prompts, Samples, Scores, Stream, TopK, Values  # noqa: E402
 from .tool import Tool, tool  # noqa: E402
 from .trace import GraphFunction, graph  # noqa: E402
 
@@ -42,6 +42,7 @@ __all__ = [
     "Scores",
     "Stream",
     "Tool",
+    "TopK",
     "Values",
     "advantage",
     "evaluate",
@@ -57,6 +58,7 @@ __all__ = [
     "rollout",
     "score",
     "tool",
+    "topk",
     "update",
     "values",
 ]

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from .model import Head, Model
 
 StopReason = Literal["eos", "length", "stop_string"]
-Output = Literal["logprobs", "entropy", "logit_energy", "values", "scores"]
+Output = Literal["logprobs", "entropy", "logit_energy", "topk_ids", "topk_logprobs", "values", "scores"]
 
 HEAD_OF: Mapping[str, Head] = {
     "logprobs": "lm",
     "entropy": "lm",
     "logit_energy": "lm",
+    "topk_ids": "lm",
+    "topk_logprobs": "lm",
     "values": "value",
     "scores": "score",
 }
@@ -118,6 +120,8 @@ class Tokenizer(Protocol):
     """Every id that ends a response: the tokenizer's, the configuration's and the generation configuration's."""
     eos_id: int | None
     """The one that is put behind a given answer: the tokenizer's own; None where there is none."""
+    num_ids: int
+    """Ids below it mean something; a model's vocabulary may be padded beyond."""
 
     def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a text, or of chat messages through the chat template; never two beginning-of-sequence tokens."""
@@ -206,17 +210,24 @@ class Backend(Protocol):
         """
         ...
 
-    def forward(self, rows: Rows, outputs: Sequence[Output], temperature: float) -> Rows:
+    def forward(self, rows: Rows, outputs: Sequence[Output], temperature: float, k: int = 0) -> Rows:
         """Per-token outputs of the response tokens, without a gradient.
 
         Args:
-            rows: columns ``prompt_ids`` and ``response_ids``.
+            rows: columns ``prompt_ids`` and ``response_ids``; with a column ``topk_ids`` [response tokens, k] the
+                outputs ``topk_ids`` and ``topk_logprobs`` are about these ids, not about the most likely ones.
             outputs: which columns to return. ``logit_energy`` is the squared norm of the gradient of a token's log-prob
                 with respect to the logits.
             temperature: divides the logits before the log-probs.
+            k: how many of the most likely ids ``topk_ids`` and ``topk_logprobs`` are about, the likeliest first.
 
         Returns:
-            The same keys with one ragged float32 column [response tokens] an output (``scores``: one number a row).
+            The same keys with one ragged column an output: float32 [response tokens]; int32 and float32 [response
+            tokens, k] for ``topk_ids`` and ``topk_logprobs`` (over the full vocabulary); ``scores`` are one number a
+            row.
+
+        Raises:
+            NodeError: an id of ``topk_ids`` is none of this model, or it has no k tokens.
         """
         ...
 
@@ -225,7 +236,8 @@ class Backend(Protocol):
 
         Args:
             rows: ``prompt_ids``, ``response_ids``, ``mask`` and every other column that the loss reads; all rows of a
-                prompt together when it couples them, and then they share a forward pass.
+                prompt together when it couples them, and then they share a forward pass; for one that reads
+                ``topk_logprobs``, the trained model's log-probs at some ids, also these: ``teacher_ids``.
             loss: what to differentiate.
             temperature: divides the logits before the log-probs.
             max_tokens: most padded tokens (rows x longest) in one forward pass, where what may not be parted is no

@@ -146,10 +146,13 @@ class ResponsesSpec(SamplesSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardSpec:
-    """`fl.logprobs`, `fl.values`, `fl.score`: a forward pass without a gradient."""
+    """`fl.logprobs`, `fl.topk`, `fl.values`, `fl.score`: a forward pass without a gradient."""
 
-    output: Output
+    outputs: tuple[Output, ...]
+    """What the model computes: the node's columns, in order."""
     temperature: float
+    k: int = 0
+    """Ids a token that ``topk_ids`` and ``topk_logprobs`` are about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,10 @@ with tensors it runs; called with settings alone it gives a `Loss`, and losses a
 Most give one number a token, [rows, tokens]. One under ``@loss(per="row")`` gives one number a row, [rows], and may
 name ``group`` to see which rows answer one prompt.
 
-Four columns come from the model that is trained, with a gradient: ``logprobs``, ``entropy``, ``values`` and ``scores``.
-From before the update, ``old_logprobs`` is the sampler's ``logprobs`` unless a stream brings its own, and
-``old_values`` the ``values`` of a stream; every other name is a column of the update's streams.
+Five columns come from the model that is trained, with a gradient: ``logprobs``, ``entropy``, ``values``, ``scores`` and
+``topk_logprobs`` ([rows, tokens, k], at the ids of the column ``teacher_ids``: see `flowrl.topk`). From before the
+update, ``old_logprobs`` is the sampler's ``logprobs`` unless a stream brings its own, and ``old_values`` the ``values``
+of a stream; every other name is a column of the update's streams.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ else:
 
     torch = lazy("torch")
 
-__all__ = ["EMPTY", "TRAINED", "Aggregate", "Loss", "LossFunction", "Per", "Term", "loss", "settings_of"]
+__all__ = ["EMPTY", "TOPK_IDS", "TRAINED", "Aggregate", "Loss", "LossFunction", "Per", "Term", "loss", "settings_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TRAINED = ("logprobs", "entropy", "values", "scores")
-"""Columns that the trained model computes, with a gradient; ``scores`` are [rows], the others [rows, tokens]."""
+TRAINED = ("logprobs", "entropy", "topk_logprobs", "values", "scores")
+"""Columns that the trained model computes, with a gradient; ``scores`` are [rows], ``topk_logprobs`` [rows, tokens, k],
+the others [rows, tokens]."""
+TOPK_IDS = "teacher_ids"
+"""The column with the ids that ``topk_logprobs`` are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +154,9 @@ class Loss:
         its gradient; so are rows that the loss is not about.
 
         Args:
-            columns: [rows, tokens] (or [rows], which a term per token sees spread over the row's tokens) for each name
-                in `reads`, and ``group`` when the loss couples: all rows of a prompt are then given together.
+            columns: [rows, tokens], or [rows, tokens, k] (or [rows], which a term per token sees spread over the row's
+                tokens) for each name in `reads`, and ``group`` when the loss couples: all rows of a prompt are then
+                given together.
             mask: [rows, tokens] bool, true where a token is trained.
 
         Returns:

@@ -76,6 +76,16 @@ def credited(rewards: Tensor, trained: Tensor) -> Tensor:
     return torch.zeros_like(given).scatter_add(1, last.clamp(min=0), given)
 
 
+def discounted(rewards: Tensor, trained: Tensor, gamma: float) -> Tensor:
+    """[rows, tokens] sums of each trained token's reward and the later ones; `gamma` discounts a trained token."""
+    returns = torch.zeros_like(rewards)
+    running = rewards.new_zeros(len(rewards))
+    for t in reversed(range(rewards.shape[1])):
+        running = torch.where(trained[:, t], rewards[:, t] + gamma * running, running)
+        returns[:, t] = running
+    return torch.where(trained, returns, 0)
+
+
 def centred(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores minus their group's mean [rows] float64, each row's group as 0..G-1 [rows], and group sizes [G]."""
     x, index, count = shifted(scores, group)

@@ -88,6 +88,13 @@ class LogProbs(Stream):
     __slots__ = ()
 
 
+class TopK(Stream):
+    """``teacher_ids`` and ``teacher_logprobs``, or ``student_ids`` and ``student_logprobs``: k numbers a response token
+    each, the ids of some tokens and their log-probs."""
+
+    __slots__ = ()
+
+
 class Values(Stream):
     """``values``: one number a response token."""
 

@@ -92,12 +92,13 @@ def rollout(worker: Worker, firing: Firing, parts: Parts) -> Made:
 
 
 def forward(worker: Worker, firing: Firing, parts: Parts) -> Made:
-    """Log-probs, values or scores of responses."""
+    """Log-probs, likely tokens, values or scores of responses."""
     node = worker.plan.graph[firing.node]
     assert isinstance(node.spec, ForwardSpec)
     rows = Rows(firing.keys, worker.arguments(firing, parts))
-    found = worker.model_of(firing).forward(rows, [node.spec.output], node.spec.temperature)
-    made = Rows(found.keys, {node.outputs[0]: found[node.spec.output]})
+    spec = node.spec
+    found = worker.model_of(firing).forward(rows, spec.outputs, spec.temperature, spec.k)
+    made = Rows(found.keys, {name: found[output] for name, output in zip(node.outputs, spec.outputs, strict=True)})
     yield Emitted(made)
     yield _reward(worker, node, made)
 

@@ -6,10 +6,12 @@ enter no baseline. A row without a trained token still counts in its group; its 
 float32, float64 for float64 input, without a gradient.
 """
 
+from .distillation import distill
 from .group import dr_grpo, gdpo, gpg, grpo, grpo_passk, opo, reinforce_pp_baseline, rloo
 from .returns import gae, greedy_baseline, otb, reinforce_pp, remax, token_rewards
 
 __all__ = [
+    "distill",
     "dr_grpo",
     "gae",
     "gdpo",

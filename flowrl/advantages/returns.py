@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.functions import advantage, node
 from flowrl.kl import Estimator, estimate
-from flowrl.moments import checked, credited, last_trained, like, shifted, total, whiten
+from flowrl.moments import checked, credited, discounted, last_trained, like, shifted, total, whiten
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +77,7 @@ def reinforce_pp(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> tuple[
         ValueError: shapes differ, or a reward is not finite.
     """
     trained = checked(mask, rewards=rewards)
-    reward = credited(rewards, trained)
-    returns = torch.zeros_like(reward)
-    running = reward.new_zeros(len(reward))
-    for t in reversed(range(reward.shape[1])):
-        running = torch.where(trained[:, t], reward[:, t] + gamma * running, running)
-        returns[:, t] = running
-    returns = torch.where(trained, returns, 0)
+    returns = discounted(credited(rewards, trained), trained, gamma)
     return like(whiten(returns, trained), rewards), like(returns, rewards)
 
 

@@ -10,6 +10,7 @@ model that is trained carry a gradient.
 """
 
 from .covariance import clip_cov, high_covariance, kl_cov
+from .distillation import distill
 from .policy import cispo, dro, gmpo, gspo, policy_gradient, ppo_clip, sapo
 from .preference import bradley_terry, dpo, kto, orpo, simpo
 from .regularizers import entropy, kl
@@ -21,6 +22,7 @@ __all__ = [
     "bradley_terry",
     "cispo",
     "clip_cov",
+    "distill",
     "dpo",
     "dppo_kl",
     "dppo_tv",

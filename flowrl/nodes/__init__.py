@@ -2,7 +2,7 @@
 
 from .data import prompts
 from .evaluation import evaluate
-from .forward import logit_energy, logprobs, score, values
+from .forward import logit_energy, logprobs, score, topk, values
 from .given import responses
 from .sampling import rollout
 from .selection import filter
@@ -17,6 +17,7 @@ __all__ = [
     "responses",
     "rollout",
     "score",
+    "topk",
     "update",
     "values",
 ]

@@ -10,7 +10,7 @@ from flowrl.expect import expect, expect_counts, expect_counts_or_none, expect_l
 from flowrl.functions import gates_of
 from flowrl.graph import Node, ResponsesSpec, UpdateSpec
 from flowrl.location import caller
-from flowrl.loss import TRAINED, Loss
+from flowrl.loss import TOPK_IDS, TRAINED, Loss
 from flowrl.model import Model
 from flowrl.stream import Samples, Stream
 from flowrl.trace import tracer
@@ -59,6 +59,8 @@ def update(
     expect_counts(label, at, minibatches=minibatches, epochs=epochs)
     expect_counts_or_none(label, at, batch=batch, max_tokens=max_tokens)
     wanted = dict.fromkeys(("prompt_ids", "response_ids", "mask", "old_logprobs", *loss.reads))
+    if "topk_logprobs" in wanted:
+        wanted[TOPK_IDS] = None
     unknown = [key for key in named if key not in wanted]
     if unknown:
         raise UnknownName(

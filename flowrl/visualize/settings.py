@@ -114,7 +114,8 @@ def _responses(node: Node, spec: ResponsesSpec) -> list[str]:
 
 def _forward(node: Node, spec: ForwardSpec) -> list[str]:
     model = f"model={node.model.name}" if node.model else ""
-    return [f"{spec.output} {model}", _pairs(_unless("temperature", spec.temperature, 1.0))]
+    told = [*_unless("k", spec.k, 0), *_unless("temperature", spec.temperature, 1.0)]
+    return [f"{spec.outputs[-1]} {model}", _pairs(told)]
 
 
 def _function(node: Node, spec: FunctionSpec) -> list[str]:
