@@ -37,6 +37,7 @@ from .placement import (
 )
 from .provenance import check_provenance, provenance_notes
 from .rates import bounds
+from .refill import check_refill
 from .shape import check_bindings, check_cycles, check_joins, check_read
 from .sources import open_source
 
@@ -76,7 +77,8 @@ def check(
         *check_layout(graph, facts),
         *check_shares(graph),
     ]
-    return [*problems, *(check_batches(graph) or check_slow_prompts(graph) or check_rates(graph))]
+    rates = [*check_refill(graph), *check_batches(graph)] or check_slow_prompts(graph) or check_rates(graph)
+    return [*problems, *rates]
 
 
 def notes(graph: Graph, *, cores: int) -> list[str]:

@@ -5,7 +5,8 @@ holds a `Node`; each edge is one column (its key), and carries ``kind``:
 
 * ``column``: the reader binds that column,
 * ``gate``: a filter decides which rows the reader sees (from a rollout whose columns it does not read: ``column``),
-* ``version``: the one back edge, from an update to what reads its model; ``tokens`` is the staleness.
+* ``version``: the one way back of data, from an update to what reads its model; ``tokens`` is the staleness,
+* ``refill``: from a filter that asks for further prompts to where they come from; ``tokens`` is the most reads a step.
 
 What a node does is its `spec`, one frozen record a kind. A `Node` holds no process, socket or tensor.
 """
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Per = Literal["row", "group", "batch"]
 """What one call of a node function sees."""
+BACK = frozenset({"version", "refill"})
+"""Kinds of edges that carry no rows, and may run backwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ class FilterSpec:
 
     keep: Callable[..., Any]
     reason: str
+    refill: int | None = None
+    """Most times that a step reads its prompts' batch to replace dropped groups; None never replaces them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,6 +302,10 @@ class Graph:
                 digraph.add_edge(binding.source, node.name, key=binding.column, kind="column")
             for gate in node.gates:
                 digraph.add_edge(gate, node.name, key="rows", kind="column" if gate in samplers else "gate")
+        for node in nodes:
+            if isinstance(node.spec, FilterSpec) and node.spec.refill:
+                for prompts in _prompts_above(node, nodes):
+                    digraph.add_edge(node.name, prompts, key="prompts", kind="refill", tokens=node.spec.refill)
         for update in (node for node in nodes if isinstance(node.spec, UpdateSpec)):
             for reader in nodes:
                 if reader is not update and reader.model is update.model:
@@ -316,13 +325,13 @@ class Graph:
 
     @property
     def rows_graph(self) -> nx.MultiDiGraph[str]:
-        """The graph without its version edges: what must have no cycle."""
+        """The graph of its rows alone, without versions and refills: what must have no cycle."""
         import networkx as nx
 
         forward = nx.MultiDiGraph()
         forward.add_nodes_from(self.digraph.nodes(data=True))
         edges = self.digraph.edges(keys=True, data=True)
-        forward.add_edges_from((a, b, key, data) for a, b, key, data in edges if data["kind"] != "version")
+        forward.add_edges_from((a, b, key, data) for a, b, key, data in edges if data["kind"] not in BACK)
         return forward
 
     def mesh_name(self, mesh: Mesh | None) -> str:
@@ -357,3 +366,15 @@ class Graph:
     def models(self) -> dict[str, Model]:
         """By name."""
         return {node.model.name: node.model for node in self.nodes.values() if node.model is not None}
+
+
+def _prompts_above(node: Node, nodes: Iterable[Node]) -> list[str]:
+    """Prompts that a node's rows come from."""
+    by_name = {each.name: each for each in nodes}
+    found, todo = dict.fromkeys(node.sources), list(node.sources)
+    while todo:
+        for source in by_name[name].sources if (name := todo.pop()) in by_name else ():
+            if source not in found:
+                found[source] = None
+                todo.append(source)
+    return [name for name in found if name in by_name and isinstance(by_name[name].spec, PromptsSpec)]

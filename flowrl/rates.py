@@ -15,23 +15,31 @@ takes ``1/batch`` of one a prompt, where ``batch`` is the update's, and ``stalen
 version 0 exists before anything ran.
 `fl.evaluate` is left out: it reads one pinned batch whenever its version comes, so nothing flows.
 
+A filter with ``refill=W`` makes the longest step the iteration: all `W` waves are read, and one row in `W` passes. So a
+group gives ``n / W`` rows there, and what a node behind it takes from before or beside it is `W` times as much. The
+filter gives its prompts a *permit* for each group that it has decided, and a prompt takes one: ``(staleness + 1)``
+batches of them lie there at the start, for a step is read while no earlier one may still ask (runtime/cursor.py). A
+shorter step is a part of the longest: each node fires less often, and the queues hold less.
+
 *No deadlock*: by their theorem it is enough that one iteration (every node as often as its repetition says) runs to its
 end from the initial permits in bounded queues: the queues are then as they were, and it can run again. A firing takes
 nothing from another that was ready, so the order in which the simulation fires does not matter.
 
-*Bound*: the rows of at most ``staleness + 1`` updates are between admission and consumption, so no queue holds more.
+*Bound*: the rows of at most ``staleness + 1`` updates are between admission and consumption, so no queue holds more; of
+each the rows of `W` waves, where a filter may still drop some, or has yet to be joined with what it lets pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from .errors import RateError
-from .graph import EvaluateSpec, Graph, Node, PromptsSpec, RolloutSpec, SamplesSpec, UpdateSpec
+from .graph import EvaluateSpec, FunctionSpec, Graph, Node, PromptsSpec, RolloutSpec, SamplesSpec, UpdateSpec
 from .origins import Origins
+from .refill import Refill, refills
 
 TEXTS_OF_PROMPT = frozenset({"prompt", "prompt_ids"})
 SCALARS = frozenset({"scores", "stop"})
@@ -45,15 +53,15 @@ class Flow:
     source: str
     target: str
     columns: tuple[str, ...]
-    """Empty for a gate and for a version edge."""
+    """Empty for a gate, a version edge and a refill."""
     gives: Fraction
-    """Rows (permits, on a version edge) that one firing of the source puts on it."""
+    """Rows (permits, on a version edge and a refill) that one firing of the source puts on it."""
     takes: Fraction
     """Rows that one firing of the target takes."""
     tokens: int = 0
     """Permits that lie on it at the start."""
     capacity: int | None = None
-    """Most rows that it may hold; None for a version edge."""
+    """Most rows that it may hold; None for permits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,15 +136,15 @@ def bound_texts(graph: Graph) -> dict[tuple[str, str], str]:
 def flows(graph: Graph, origins: Origins) -> list[Flow]:
     """Every edge with its rates, one for all columns between two nodes."""
     result = []
-    nodes = graph.nodes
+    nodes, refilled = graph.nodes, refills(graph)
     for node in nodes.values():
         if isinstance(node.spec, EvaluateSpec):
             continue
         for source in node.sources:
-            result.append(_row_flow(origins, nodes[source], node))
+            result.append(_refilled(graph, _row_flow(origins, nodes[source], node), origins, refilled))
         if isinstance(node.spec, UpdateSpec):
-            result += _version_flows(origins, node)
-    return result
+            result += _version_flows(origins, node, refilled)
+    return result + [_permits(origins, graph, refill) for refill in refilled.values()]
 
 
 def repetitions(graph: Graph, edges: list[Flow]) -> dict[str, int]:
@@ -220,20 +228,55 @@ def _capacity(origins: Origins, source: Node, target: Node) -> int:
     return max([*bound, step])
 
 
-def _version_flows(origins: Origins, update: Node) -> list[Flow]:
+def _refilled(graph: Graph, flow: Flow, origins: Origins, refilled: Mapping[str, Refill]) -> Flow:
+    """The edge of the longest step, where a filter refills it."""
+    for rollout in origins.rollouts[flow.target]:
+        refill = refilled.get(rollout.name)
+        if refill is None or flow.source in refill.behind:
+            continue
+        assert flow.capacity is not None
+        if flow.source == refill.filter:
+            return replace(flow, gives=flow.gives / refill.waves)
+        gives = refill.waves if _waits_for_the_step(graph[flow.source]) else 1
+        takes = refill.waves if flow.target in refill.behind or _waits_for_the_step(graph[flow.target]) else 1
+        return replace(flow, gives=flow.gives * gives, takes=flow.takes * takes, capacity=flow.capacity * refill.waves)
+    return flow
+
+
+def _waits_for_the_step(node: Node) -> bool:
+    return node.per == "batch" and isinstance(node.spec, FunctionSpec)
+
+
+def _permits(origins: Origins, graph: Graph, refill: Refill) -> Flow:
+    """Permits to read a prompt: one for each group that the filter has decided."""
+    prompts, rollout = graph[refill.prompts].spec, graph[refill.rollout].spec
+    assert isinstance(prompts, PromptsSpec)
+    assert isinstance(rollout, SamplesSpec)
+    return Flow(
+        source=refill.filter,
+        target=refill.prompts,
+        columns=(),
+        gives=Fraction(1),
+        takes=Fraction(prompts.batch),
+        tokens=(rollout.staleness + 1) * origins.versions[refill.rollout],
+    )
+
+
+def _version_flows(origins: Origins, update: Node, refilled: Mapping[str, Refill]) -> list[Flow]:
     """Permits from an update to the rollouts of its model that it trains on."""
     assert isinstance(update.spec, UpdateSpec)
     result = []
     for rollout in origins.rollouts[update.name]:
         step = origins.step_size(rollout.name)
         if rollout.model is update.model and isinstance(rollout.spec, RolloutSpec) and step:
+            waves = refilled[rollout.name].waves if rollout.name in refilled else 1
             result.append(
                 Flow(
                     source=update.name,
                     target=rollout.name,
                     columns=(),
                     gives=Fraction(1),
-                    takes=Fraction(1, update.spec.batch or step),
+                    takes=Fraction(1, (update.spec.batch or step) * waves),
                     tokens=rollout.spec.staleness + 1,
                 )
             )

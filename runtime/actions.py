@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def prompts(worker: Worker, firing: Firing, parts: Parts) -> Made:
-    """Read a step's prompts; nothing is emitted once the source is used up.
+    """Read a step's prompts, or a further wave of them; nothing is emitted once the source is used up.
 
     A step may take several batches (``fl.update(batch=)``). When the source ends within one, `last` decides as it does
     for a batch: the step is dropped, is short, or is filled up from the start.
@@ -67,7 +67,8 @@ def prompts(worker: Worker, firing: Firing, parts: Parts) -> Made:
     found = _read(worker, firing)
     if found:
         merged = Rows.concat(found)
-        yield Emitted(Rows([Key(firing.step, i) for i in range(len(merged))], merged.columns))
+        first = firing.settings.get("first_prompt", 0)
+        yield Emitted(Rows([Key(firing.step, first + i) for i in range(len(merged))], merged.columns))
     yield {}
 
 
@@ -305,7 +306,7 @@ def _policies(spec: EvaluateSpec) -> tuple[str, ...]:
 
 
 def _read(worker: Worker, firing: Firing) -> list[Rows]:
-    """The batches of a step; none once the source is used up."""
+    """The batches of a step, by number where its firing names them; none once the source is used up."""
     spec = worker.plan.graph[firing.node].spec
     assert isinstance(spec, PromptsSpec)
     reader = _reader(worker, firing.node)
@@ -313,11 +314,13 @@ def _read(worker: Worker, firing: Firing) -> list[Rows]:
     num_rows = reader.epochs.num_rows
     end = spec.epochs * num_rows if spec.last == "wrap" and spec.epochs and num_rows else None
     first = firing.step // spec.every * count
-    if end is not None and first * spec.batch >= end:
+    batches: Sequence[int] = firing.settings.get("batches") or range(first, first + count)
+    if end is not None and batches[0] * spec.batch >= end:
         return []  # the reader goes on for ever: the last step of all may take rows of one epoch more
-    found = [reader.read(first + i) for i in range(count)]
+    found = [reader.read(number) for number in batches]
     rows = [batch for batch in found if batch is not None]
-    return [] if spec.last == "drop" and len(rows) < count else rows
+    begins = not firing.settings.get("first_prompt")  # a later wave takes what there is
+    return [] if begins and spec.last == "drop" and len(rows) < count else rows
 
 
 def _reader(worker: Worker, node: str) -> PromptReader:

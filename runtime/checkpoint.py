@@ -1,8 +1,8 @@
 """Checkpoints: written aside, verified, made durable, and published by one rename.
 
 ``checkpoints/step-000100/`` holds one folder a trained model and ``run.json``, which lists every file with its size. A
-version is written to ``….partial`` by the ranks; only `publish` gives it its name. The prompt cursor needs no file: the
-prompts of a step are a function of its number.
+version is written to ``….partial`` by the ranks; only `publish` gives it its name. The prompts of a step are a function
+of its number; where a filter refills steps, ``run.json`` holds the cursor of their source (cursor.py) too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flowrl.describe import describe
 from flowrl.errors import CheckpointError
 from flowrl.graph import EvaluateSpec, Graph, UpdateSpec
+from flowrl.refill import refills
 
 FOLDER = "checkpoints"
 RECORD = "run.json"
@@ -43,6 +44,8 @@ class Checkpoint:
     recipe: Mapping[str, Any]
     """See `recipe`."""
     path: str = ""
+    cursors: Mapping[str, Any] = field(default_factory=dict)
+    """By prompts node whose batches are no function of the step."""
 
 
 def recipe(graph: Graph, seed: int) -> dict[str, Any]:
@@ -55,9 +58,9 @@ def recipe(graph: Graph, seed: int) -> dict[str, Any]:
     for name, node in graph.nodes.items():
         if isinstance(node.spec, EvaluateSpec):
             continue
-        for field in dataclasses.fields(node.spec):
-            if field.name not in MAY_CHANGE:
-                found[f"{name}.{field.name}"] = describe(getattr(node.spec, field.name))
+        for setting in dataclasses.fields(node.spec):
+            if setting.name not in MAY_CHANGE:
+                found[f"{name}.{setting.name}"] = describe(getattr(node.spec, setting.name))
     return found
 
 
@@ -85,6 +88,7 @@ def publish(run_dir: Path, checkpoint: Checkpoint) -> Path:
         )
     sizes = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial) if path.name != RECORD}
     record = {"version": checkpoint.version, "recipe": checkpoint.recipe, "files": sizes}
+    record |= {"cursors": checkpoint.cursors} if checkpoint.cursors else {}
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
@@ -116,7 +120,7 @@ def latest(
             warn(text)
             continue
         _agree(path, record["recipe"], recipe(graph, seed))
-        return Checkpoint(version=version, recipe=record["recipe"], path=str(path))
+        return Checkpoint(version=version, recipe=record["recipe"], path=str(path), cursors=_cursors(record))
     return None
 
 
@@ -162,10 +166,17 @@ def _missing(path: Path, record: dict[str, Any], version: int, graph: Graph) -> 
     if record.get("version") != version or not isinstance(sizes, dict) or not isinstance(record.get("recipe"), dict):
         trained = {n.model.name for n in graph.nodes.values() if n.model and isinstance(n.spec, UpdateSpec)}
         return [repr(RECORD), *(f"model {name!r}" for name in sorted(trained) if not any(_files(path / name)))]
+    if absent := [refill.prompts for refill in refills(graph).values() if refill.prompts not in _cursors(record)]:
+        return [f"the prompt cursor of {name!r}" for name in absent]
     lost = [name for name, size in sizes.items() if not (path / name).is_file() or (path / name).stat().st_size != size]
     if path.name.endswith(PARTIAL) and not lost:
         return ["its name: it was not published"]
     return [f"{name!r} of {sizes[name]} bytes" for name in lost]
+
+
+def _cursors(record: dict[str, Any]) -> dict[str, Any]:
+    cursors = record.get("cursors")
+    return cursors if isinstance(cursors, dict) else {}
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -6,6 +6,7 @@ Then the ledger learns what became of each row, the step's blocks are freed and 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from flowrl.backend import Sum
 
@@ -16,8 +17,9 @@ from .events import StepDone
 from .ledger import Ledger
 from .orders import Orders
 from .plan import Plan
-from .progress import StageProgress, StepRows, by_reason
+from .progress import StepRows, by_reason
 from .step_metrics import StepMetrics
+from .waves import Waves
 
 
 class Closing:
@@ -37,6 +39,7 @@ class Closing:
         metrics: StepMetrics,
         evaluations: Evaluations,
         dispatch: Dispatch,
+        waves: Waves,
     ) -> None:
         self.plan = plan
         self.orders = orders
@@ -46,15 +49,15 @@ class Closing:
         self.metrics = metrics
         self.evaluations = evaluations
         self.dispatch = dispatch
+        self.waves = waves
         self.planned: Counter[str] = Counter()
         """Rows that stages are to handle, of the steps whose prompts are read."""
         self.executed: Counter[str] = Counter()
         """Those that they have passed on, or that were dropped before or in them; of closed steps."""
 
-    def expect(self, progresses: list[StageProgress]) -> None:
-        """The rows of a step at these stages are known."""
-        for progress in progresses:
-            self.planned[progress.stage.name] += len(progress.expected)
+    def expect(self, more: Mapping[str, int]) -> None:
+        """Prompts are read: these stages get so many more rows."""
+        self.planned.update(more)
 
     def go_on(self) -> None:
         """Close what is over."""
@@ -63,6 +66,8 @@ class Closing:
             if in_run and not self._is_over(step):
                 return
             self._settle(step, in_run)
+            if in_run:
+                self.waves.forget(step)
             self._forget(step)
             metrics = self.metrics.close(step.number)
             if in_run:

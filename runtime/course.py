@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +17,8 @@ class Options:
     """Version that the run starts from: 0, or a checkpoint's."""
     load_from: str | None = None
     """Folder of the checkpoint to start from."""
+    cursors: Mapping[str, Any] = field(default_factory=dict)
+    """What that checkpoint says of prompts: see cursor.py."""
     save_every: int | None = None
     """Versions between two checkpoints; the last version is always saved. None saves none."""
     save_to: str = ""

@@ -3,13 +3,16 @@
 =========  ==================================================  =================================================
 stage      waits for                                           on
 =========  ==================================================  =================================================
-prompts    the step to be open                                 the host
+prompts    the step to be open; of a filter that refills,      the host
+           every earlier step to be closed to new prompts, or
+           the groups of the wave before to be decided
 rollout    its prompts, admission, weights at rest             each rank its share of the prompts
 responses  its prompts, admission                              the host
 forward    its whole share; a trained model: the step's        each rank its share
            version
 function   rows, whole groups, or the whole step               any workers with room
-backward   the rows of a pass; the step's version              the rank whose share they are
+backward   the step to be closed to new prompts; the rows of   the rank whose share they are
+           a pass; the step's version
 step       all passes of the mini-batch; before a round's      all ranks
            first, whatever else reads these weights
 record     all rows                                            the host
@@ -35,6 +38,7 @@ from .plan import Plan, Stage
 from .progress import Share, StageProgress, StepRows, parts
 from .saves import Saves
 from .updates import UpdateRound
+from .waves import Waves
 from .weights import Weights
 
 
@@ -49,6 +53,7 @@ class Dispatch:
         weights: Weights,
         saves: Saves,
         evaluations: Evaluations,
+        waves: Waves,
     ) -> None:
         self.plan = plan
         self.orders = orders
@@ -56,6 +61,7 @@ class Dispatch:
         self.weights = weights
         self.saves = saves
         self.evaluations = evaluations
+        self.waves = waves
         self.rounds: dict[tuple[str, int], UpdateRound] = {}
         """By update and step."""
         launchers = {
@@ -89,7 +95,7 @@ class Dispatch:
         return stage.action != "evaluate"
 
     def is_read(self, step: StepRows) -> bool:
-        """Whether all prompts of a step have been read."""
+        """Whether prompts of a step have been read from each source."""
         stages = [progress for progress in step.stages.values() if progress.stage.action == "prompts"]
         return all(progress.known for progress in stages if self.is_fired(progress.stage))
 
@@ -114,12 +120,13 @@ class Dispatch:
         stage = progress.stage
         if step.number % self.plan.every[stage.name]:
             progress.fires_without = False
-            step.read(stage.name)
+            step.skip(stage.name)
             return
         worker = self.plan.pools[stage.pool].workers[0]
-        if self.orders.has_room(worker):
-            progress.fires_without = False
-            self._fire(worker, step, progress, "prompts", (), set(), missing=0)
+        if not self.orders.has_room(worker) or (settings := self.waves.to_read(step, stage.name)) is None:
+            return
+        progress.fires_without = False
+        self._fire(worker, step, progress, "prompts", (), set(), missing=0, settings=settings)
 
     def _rollout(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
@@ -127,7 +134,7 @@ class Dispatch:
             return
         for share, worker in self._shares_to_fire(step, progress):
             self._sample(step, progress, share, worker, version=self.weights.served(stage))
-        progress.fires_without = len(progress.fired) < self.plan.pools[stage.pool].size
+        progress.fires_without = self._samples_more(step, progress)
 
     def _may_sample(self, stage: Stage, step: int) -> bool:
         """Admission: both the trainer's version and the one that the rollout's ranks hold are new enough."""
@@ -139,15 +146,20 @@ class Dispatch:
             return
         for share, worker in self._shares_to_fire(step, progress):
             self._sample(step, progress, share, worker)
-        progress.fires_without = not progress.fired
+        progress.fires_without = self._samples_more(step, progress)
 
     def _sample(self, step: StepRows, progress: StageProgress, share: Share, worker: str, *, version: int = 0) -> None:
         """Give a rank its prompts: their samples exist for the ledger from now on."""
         stage = progress.stage
-        progress.fired.add(share.rank)
+        progress.fired.add(share.number)
         self.ledgers[stage.name].issue(step.number, share.samples, self.weights.age(stage, step.number))
         prompts, missing = share.prompts, len(share.samples)
         self._fire(worker, step, progress, stage.action, prompts, set(prompts), missing=missing, version=version)
+
+    def _samples_more(self, step: StepRows, progress: StageProgress) -> bool:
+        """Whether a rank was not given its prompts yet, or more of them may come."""
+        shares = step.shares(progress.stage, self.plan.pools[progress.stage.pool].size)
+        return not progress.closed or len(progress.fired) < len(shares)
 
     def _forward(self, step: StepRows, progress: StageProgress) -> None:
         version = self.weights.served(progress.stage)
@@ -155,7 +167,7 @@ class Dispatch:
             return  # an earlier step trains first
         for share, worker in self._shares_to_fire(step, progress):
             if share.rows <= progress.settled:
-                progress.fired.add(share.rank)
+                progress.fired.add(share.number)
                 if keys := progress.ready_of(share.samples):
                     self._fire(worker, step, progress, "forward", keys, progress.take(keys), version=version)
 
@@ -174,7 +186,7 @@ class Dispatch:
     def _update(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
         version = self.weights.versions[self.plan.model_of[stage.name]]
-        if not progress.known or version != step.number or self.saves.due(version):
+        if not progress.closed or version != step.number or self.saves.due(version):
             return  # an earlier step trains first, and a checkpoint is taken between two versions
         update = self._round(step, progress)
         update.gather()
@@ -241,11 +253,12 @@ class Dispatch:
 
     def _shares_to_fire(self, step: StepRows, progress: StageProgress) -> list[tuple[Share, str]]:
         """Shares of ranks that have room and were given none yet."""
-        stage, pool = progress.stage, self.plan.pools[progress.stage.pool]
-        if len(progress.fired) == pool.size:
+        pool = self.plan.pools[progress.stage.pool]
+        shares = step.shares(progress.stage, pool.size)
+        if len(progress.fired) == len(shares):
             return []
-        shares = [share for share in step.shares(stage.space, pool.size) if share.rank not in progress.fired]
-        with_room = [share for share in shares if self.orders.has_room(pool.workers[share.rank])]
+        left = [share for share in shares if share.number not in progress.fired]
+        with_room = [share for share in left if self.orders.has_room(pool.workers[share.rank])]
         return [(share, pool.workers[share.rank]) for share in with_room if share.samples]
 
     def _fire(

@@ -192,8 +192,8 @@ class _Run:
             match command:
                 case StepDone(step, metrics):
                     self._step_done(step, metrics)
-                case Saved(version):
-                    self._publish(version)
+                case Saved(version, cursors):
+                    self._publish(version, cursors)
                 case Warn(text):
                     self._warn(text)
                 case Halt():
@@ -216,9 +216,10 @@ class _Run:
             self.folder.metrics.write(record)
         self.console.step(record)
 
-    def _publish(self, version: int) -> None:
+    def _publish(self, version: int, cursors: Mapping[str, Any]) -> None:
         if self.folder:
-            path = publish(self.folder.path, Checkpoint(version=version, recipe=recipe(self.graph, _seed(self.graph))))
+            told = recipe(self.graph, _seed(self.graph))
+            path = publish(self.folder.path, Checkpoint(version=version, recipe=told, cursors=cursors))
             log.info("saved version %d in %s", version, path)
 
     def _warn(self, text: str) -> None:
@@ -291,6 +292,7 @@ def _scheduler_options(options: RunOptions, folder: RunDir | None, first: int, f
         num_steps=options.num_steps,
         first_step=first,
         load_from=str(found.path) if found else None,
+        cursors=found.cursors if found else {},
         save_every=(options.save_every or options.num_steps) if folder else None,
         save_to=str(folder.path / "checkpoints") if folder else "",
         # Inline nothing is lost, and while one worker computes the others cannot give a sign.

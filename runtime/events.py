@@ -206,6 +206,8 @@ class Saved:
     """All ranks have written a checkpoint of a version: publish it."""
 
     version: int
+    cursors: dict[str, Any] = field(default_factory=dict)
+    """By prompts stage whose batches are no function of the step: see cursor.py."""
 
 
 @dataclass(frozen=True, slots=True)

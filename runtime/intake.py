@@ -44,7 +44,7 @@ class Intake:
         if lease.firing.action in MAKES_SAMPLES:
             fresh = self.ledgers[node].produce(step.number, block.keys)
         else:
-            fresh = set(block.keys) - progress.done
+            fresh = set(block.keys) - progress.done - progress.held
             if progress.dead:
                 fresh.difference_update(progress.dead)
         counts[node, "repeated"] += len(block.keys) - len(fresh)
@@ -57,7 +57,10 @@ class Intake:
             progress.done |= fresh  # they are delivered together: their number decides which rank gets which
         else:
             lease.missing -= len(fresh)
-            step.deliver(node, fresh)
+            if progress.holds:
+                progress.held |= fresh
+            else:
+                step.deliver(node, fresh)
 
     def drop(self, lease: Lease, keys: Collection[Key], reason: str) -> None:
         """Rows will not pass; a prompt that its rollout drops takes its samples along."""
@@ -70,7 +73,8 @@ class Intake:
         if firing.action in MAKES_SAMPLES:
             prompts = [key for key in keys if key.sample == PROMPT]
             keys = [*step.samples(firing.node, prompts), *(key for key in keys if key.sample != PROMPT)]
-        new = [key for key in keys if key not in progress.dead and key not in progress.done]
+        known = (progress.dead, progress.done, progress.held)
+        new = [key for key in keys if not any(key in rows for rows in known)]
         lease.missing -= len(new)
         progress.dropped += len(new)
         self.metrics.add(step.number, {"num_dropped": Sum(len(new), 1)})
@@ -80,7 +84,7 @@ class Intake:
         """What is wrong once more than the declared share of a step's rows has failed in a node."""
         name = progress.stage.name
         spec = called_by(self.plan.graph[name])
-        if not (progress.dropped and progress.finished and spec is not None and spec.on_error == "drop"):
+        if not (progress.dropped and progress.caught_up and spec is not None and spec.on_error == "drop"):
             return None
         called = progress.dropped + len(progress.done)
         if progress.dropped <= spec.max_failure_rate * called:

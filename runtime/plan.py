@@ -28,6 +28,7 @@ from flowrl.graph import (
 )
 from flowrl.loss import Loss
 from flowrl.mesh import Mesh
+from flowrl.refill import Refill, refills
 
 from .events import Action
 
@@ -95,6 +96,8 @@ class Plan:
     """By rollout: the stages whose rows are its samples, itself included."""
     model_of: dict[str, str] = field(init=False)
     """By stage: the name of the model that it runs."""
+    refills: dict[str, Refill] = field(init=False)
+    """By rollout: the filter that replaces groups which it drops, if it has one."""
     reward: str | None = field(init=False)
     """The node whose scores are a run's reward: the only one whose scores make no other scores."""
 
@@ -106,7 +109,13 @@ class Plan:
         object.__setattr__(self, "readers", readers)
         in_space = {name: tuple(s for s in stages if s.space == name) for name in self.samples_per_prompt}
         object.__setattr__(self, "in_space", in_space)
+        object.__setattr__(self, "refills", refills(self.graph))
         object.__setattr__(self, "reward", _reward(self.graph))
+
+    def behind(self, rollout: str) -> frozenset[str]:
+        """Stages of a rollout's rows that see only what a filter that refills lets pass."""
+        refill = self.refills.get(rollout)
+        return refill.behind if refill else frozenset()
 
     def workers(self) -> list[str]:
         """Names of all workers."""

@@ -5,6 +5,10 @@ stage itself has. A row that a stage drops is *dead* at every stage that waits f
 branches that do not. What has come and what is dead is *settled*: a group may go once each member is, so that a filter
 in one branch of a diamond never starves the join.
 
+The rows of a step are known when its prompts are read, and all of them are once it is *closed* to new prompts. That is
+at once, unless a filter refills the step (waves.py): then prompts come in waves, each with rows of its own for the
+stages before and beside the filter, and the stages behind it share out the rows of those prompts that it has kept.
+
 A step of 256 rows passes eight stages in a millisecond only if no Python runs a row: work on rows is work on sets.
 """
 
@@ -47,6 +51,8 @@ def by_reason(dropped: Mapping[Key, str]) -> dict[str, list[Key]]:
 class Share:
     """The rows of one rank."""
 
+    number: int
+    """Among all shares of a stage."""
     rank: int
     prompts: Sequence[Key]
     samples: tuple[Key, ...]
@@ -61,19 +67,27 @@ class StageProgress:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.known = False
-        """Whether the step's prompts are read, and with them the keys of all its rows."""
+        """Whether prompts of the step are read, and with them the keys of its rows."""
+        self.closed = False
+        """Whether no further prompts will be read."""
         self.expected: tuple[Key, ...] = ()
         """The rows of the step, in order of their keys."""
+        self.shared: tuple[Key, ...] = ()
+        """The rows that ranks and mini-batches share, once closed: all, or those of prompts that a filter has kept."""
         self.group_size = 1
         self.ready: set[Key] = set()
         self.settled: set[Key] = set()
         self.done: set[Key] = set()
+        self.held: set[Key] = set()
+        """Rows that the stage lets pass if they are not too many: see waves.py."""
+        self.holds = False
+        """Whether its rows are held."""
         self.dead: dict[Key, str] = {}
         """Rows that will never come, or never leave, with the reason."""
         self.dropped = 0
         """Those of them that the stage itself dropped."""
         self.fired: set[int] = set()
-        """Ranks that were given their share."""
+        """Numbers of the shares that ranks were given."""
         self.fires_without = stage.action in ("prompts", *MAKES_SAMPLES, "backward", "record")
         """Whether it may have something to fire though no row is ready."""
         self.running = 0
@@ -83,12 +97,17 @@ class StageProgress:
         """Members of each group that are not settled."""
 
     def expect(self, keys: tuple[Key, ...], prompts: Collection[Key]) -> None:
-        """The rows of the step are these, all of them samples of `prompts`."""
+        """These are rows of the step too, behind all that are known, and all of them samples of `prompts`."""
         self.known = True
-        self.expected = keys
+        self.expected += keys
         self.group_size = len(keys) // len(prompts) if prompts else 1
         if self.stage.per == "group":
-            self._left = Counter(dict.fromkeys(map(_PROMPT_OF, prompts), self.group_size))
+            self._left.update(dict.fromkeys(map(_PROMPT_OF, prompts), self.group_size))
+
+    def close(self, shared: tuple[Key, ...] | None = None) -> None:
+        """No further rows are expected; those of `shared` are to be shared out, None is all."""
+        self.closed = True
+        self.shared = self.expected if shared is None else shared
 
     def arrive(self, source: str, keys: Set[Key]) -> None:
         """`source` has passed these rows on, each once."""
@@ -139,12 +158,18 @@ class StageProgress:
     @property
     def complete(self) -> bool:
         """Whether every row of the step has come or is dead."""
-        return self.known and len(self.settled) == len(self.expected)
+        return self.closed and len(self.settled) == len(self.expected)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether every row that is known is passed on, held or dead here, and no firing runs."""
+        passed = len(self.done) + len(self.held) + len(self.dead)
+        return self.known and not self.running and passed == len(self.expected)
 
     @property
     def finished(self) -> bool:
         """Whether every row of the step is passed on or dead here, and no firing runs."""
-        return self.known and not self.running and len(self.done) + len(self.dead) == len(self.expected)
+        return self.closed and self.caught_up and not self.held
 
     def _settle(self, keys: Set[Key]) -> None:
         self.settled |= keys
@@ -182,31 +207,61 @@ class StepRows:
     plan: Plan
     stages: dict[str, StageProgress] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
-    prompts: dict[str, list[Key]] = field(default_factory=dict)
-    """By prompts stage, in order."""
+    waves: dict[str, list[list[Key]]] = field(default_factory=dict)
+    """By prompts stage: what each read of it has brought, in order."""
     _placed: dict[str, list[_Placed]] = field(default_factory=dict)
     _lengths: dict[str, tuple[dict[Key, int], int]] = field(default_factory=dict)
     """By rollout: tokens of rows, and how many of its blocks are in there."""
-    _shares: dict[tuple[str, int], list[Share]] = field(default_factory=dict)
+    _shares: dict[tuple[str, int, bool], tuple[list[Share], int]] = field(default_factory=dict)
+    """By rollout, number of ranks and whether behind a filter that refills: shares, and of how many waves they are."""
 
     def __post_init__(self) -> None:
         self.stages = {name: StageProgress(stage) for name, stage in self.plan.stages.items()}
 
     # --- rows come, pass and go
 
-    def read(self, prompts: str) -> list[StageProgress]:
-        """All prompts of the step have come from a prompts stage, or it has none in this step: its rows and their
-        samples are known from now on."""
-        keys = self.prompts[prompts] = sorted(self.stages[prompts].done)
-        told = [self.stages[prompts]]
-        told[0].expect(tuple(keys), keys)
-        for sampler in self.plan.readers[prompts]:
-            if sampler.action in MAKES_SAMPLES:
-                samples = tuple(self.samples(sampler.name, keys))
-                for stage in self.plan.in_space[sampler.name]:
-                    self.stages[stage.name].expect(samples, keys)
-                    told.append(self.stages[stage.name])
-        return told
+    def read(self, prompts: str) -> dict[str, int]:
+        """All prompts of a wave have come from a prompts stage: they and their samples are rows of the step now.
+
+        Returns:
+            How many more rows each stage gets; nothing when no prompt has come.
+        """
+        progress = self.stages[prompts]
+        keys = sorted(progress.done.difference(progress.expected))
+        if not keys:
+            return {}
+        self.waves.setdefault(prompts, []).append(keys)
+        progress.expect(tuple(keys), keys)
+        more = {prompts: len(keys)}
+        for sampler in self._samplers(prompts):
+            samples = tuple(self.samples(sampler.name, keys))
+            for stage in self.plan.in_space[sampler.name]:
+                self.stages[stage.name].expect(samples, keys)
+                more[stage.name] = len(samples)
+        return more
+
+    def skip(self, prompts: str) -> None:
+        """A prompts stage has none in this step, and so no rows."""
+        told = [stage for sampler in self._samplers(prompts) for stage in self.plan.in_space[sampler.name]]
+        for name in (prompts, *(stage.name for stage in told)):
+            self.stages[name].expect((), ())
+        self.close(prompts)
+
+    def close(self, prompts: str, kept: Collection[Key] | None = None) -> None:
+        """No further prompts come from a prompts stage.
+
+        Args:
+            kept: those that a filter which refills has let pass; None without one.
+        """
+        self.stages[prompts].close()
+        for sampler in self._samplers(prompts):
+            behind = self.plan.behind(sampler.name)
+            shared = None if kept is None else tuple(self.samples(sampler.name, sorted(kept)))
+            for stage in self.plan.in_space[sampler.name]:
+                self.stages[stage.name].close(shared if stage.name in behind else None)
+
+    def _samplers(self, prompts: str) -> list[Stage]:
+        return [reader for reader in self.plan.readers[prompts] if reader.action in MAKES_SAMPLES]
 
     def samples(self, rollout: str, prompts: Iterable[Key]) -> Iterator[Key]:
         """Keys of the samples of some prompts, in their order."""
@@ -227,18 +282,24 @@ class StepRows:
 
     # --- shares of ranks
 
-    def shares(self, space: str, size: int) -> list[Share]:
-        """The rows of each rank: contiguous parts of the step's prompts with their samples, a function of the keys."""
-        found = self._shares.get((space, size))
-        if found is None:
-            prompts = self.prompts[self.plan.stages[space].waits_for[0]]
-            samples, n = self.stages[space].expected, self.plan.samples_per_prompt[space]
-            found, end = [], 0
-            for rank, mine in enumerate(parts(prompts, size)):
-                start, end = end, end + n * len(mine)
-                found.append(Share(rank, mine, samples[start:end], frozenset(samples[start:end])))
-            self._shares[space, size] = found
+    def shares(self, stage: Stage, size: int) -> list[Share]:
+        """The rows of each rank: contiguous parts of each wave's prompts with their samples, a function of the keys.
+
+        Behind a filter that refills, parts of the prompts that it has kept: none before the step is closed.
+        """
+        space, behind = stage.space, stage.name in self.plan.behind(stage.space)
+        waves = self._kept(stage) if behind else self.waves.get(self.plan.stages[space].waits_for[0], [])
+        found, known = self._shares.setdefault((space, size, behind), ([], 0))
+        for wave in waves[known:]:
+            for rank, mine in enumerate(parts(wave, size)):
+                samples = tuple(self.samples(space, mine))
+                found.append(Share(len(found), rank, mine, samples, frozenset(samples)))
+        self._shares[space, size, behind] = found, len(waves)
         return found
+
+    def _kept(self, stage: Stage) -> list[list[Key]]:
+        progress = self.stages[stage.name]
+        return [sorted(self._groups(progress.shared))] if progress.closed else []
 
     # --- where rows lie
 
@@ -249,7 +310,7 @@ class StepRows:
 
     def inputs(self, stage: Stage, rows: Set[Key]) -> tuple[Input, ...]:
         """The parts of blocks that hold what a stage reads of these rows, as far as its sources have made them."""
-        whole = self.stages[stage.name].known and len(rows) == len(self.stages[stage.name].expected)
+        whole = self.stages[stage.name].closed and len(rows) == len(self.stages[stage.name].expected)
         groups: Set[Key] | None = None
         found: list[Input] = []
         for source, columns in stage.reads:
@@ -261,7 +322,7 @@ class StepRows:
                     found.append(part)
         return tuple(found)
 
-    def _groups(self, rows: Set[Key]) -> Set[Key]:
+    def _groups(self, rows: Iterable[Key]) -> Set[Key]:
         """The prompts of some rows."""
         return {Key(self.number, prompt) for prompt in set(map(_PROMPT_OF, rows))}
 

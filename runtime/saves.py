@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .course import Course, Options
 from .events import Saved
 from .orders import Orders
+from .waves import Waves
 from .weights import Weights
 
 
 class Saves:
     """When to save, and what is being saved."""
 
-    def __init__(self, options: Options, orders: Orders, weights: Weights, course: Course) -> None:
+    def __init__(self, options: Options, orders: Orders, weights: Weights, course: Course, waves: Waves) -> None:
         self.options = options
         self.orders = orders
         self.weights = weights
         self.course = course
+        self.waves = waves
         self.unpublished: int | None = None
         """A version that is written or being written, and not published yet."""
         self._newest = options.first_step
         self._writing = 0
         """Ranks that still write."""
+        self._cursors: dict[str, Any] = {}
+        """Where the prompts of a run stand that goes on at the version which is being saved."""
 
     def due(self, version: int) -> bool:
         """Whether a version is to be saved and is not yet: nothing is trained on it until then."""
@@ -33,13 +39,14 @@ class Saves:
         if self.unpublished is not None:
             if self._writing or self.course.closed < self.unpublished:
                 return
-            self.orders.commands.append(Saved(self.unpublished))
+            self.orders.commands.append(Saved(self.unpublished, self._cursors))
             self.unpublished = None
         if self.options.save_every is None:
             return
         versions = set(self.weights.versions.values())
         if len(versions) == 1 and self.due(version := versions.pop()):
             self._newest = self.unpublished = version
+            self._cursors = self.waves.states(version)
             for pool in dict.fromkeys(self.weights.home.values()):
                 settings = {"folder": self.options.save_to, "models": self.weights.trained_on(pool)}
                 self._writing += self.orders.fire_on_all(pool, pool, "save", version=version, settings=settings)

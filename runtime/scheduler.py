@@ -3,17 +3,19 @@
 Invariants:
 
 * A prompt of step s starts only if ``s <= version + staleness`` (`Ledger.admits`); prompts are read one step further
-  ahead. So at most ``staleness + 2`` steps are in memory, whatever the speed of any node: the bound of every queue.
+  ahead. So at most ``staleness + 2`` steps are in memory, whatever the speed of any node, each with the rows of as many
+  waves as its filter may ask for: the bound of every queue.
 * A row passes a stage once: what arrives again, or under an attempt that was given up, is ignored and counted.
 * On one worker, firings run in the order of their commands; a worker holds at most `MAX_QUEUED` of them, as many passes
   of each update, and what all ranks of a mesh do together.
 * Weights change only once nothing reads their version any more (`Dispatch`).
 * At staleness 0 which rows share a firing of a model, on which rank and in which order, is a function of the keys.
 
-A row moves like this: ``prompts`` produces its prompt, ``rollout`` takes it and produces samples (intake.py); each
-stage takes rows as progress.py makes them ready (dispatch.py says when, and on which worker); ``backward`` passes add
-gradients and a ``step`` on all ranks publishes the version (updates.py), which weights.py brings to its readers;
-``record`` writes the row down. Then the step is closed (closing.py), and the next may be opened here.
+A row moves like this: ``prompts`` produces its prompt, ``rollout`` takes it and produces samples (intake.py); where a
+filter asks for further prompts, the step reads them until it has its groups (waves.py); each stage takes rows as
+progress.py makes them ready (dispatch.py says when, and on which worker); ``backward`` passes add gradients and a
+``step`` on all ranks publishes the version (updates.py), which weights.py brings to its readers; ``record`` writes the
+row down. Then the step is closed (closing.py), and the next may be opened here.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from .plan import Plan, Stage
 from .progress import StepRows, by_reason
 from .saves import Saves
 from .step_metrics import StepMetrics
+from .waves import Waves
 from .weights import Weights
 
 __all__ = ["MAX_ATTEMPTS", "MAX_QUEUED", "Options", "Scheduler"]
@@ -73,13 +76,15 @@ class Scheduler:
         self._course = course = Course.start(options)
         self._orders = Orders(plan, options.lease_s)
         self._weights = Weights(plan, options, self._orders, course)
-        self._saves = Saves(options, self._orders, self._weights, course)
-        self._evaluations = Evaluations(plan, options, self._orders, self._weights, course)
         self._metrics = StepMetrics()
-        self._dispatch = Dispatch(plan, self._orders, self.ledgers, self._weights, self._saves, self._evaluations)
+        self._waves = waves = Waves(plan, options, self._orders, course, self.steps, self._metrics)
+        self._saves = Saves(options, self._orders, self._weights, course, waves)
+        self._evaluations = Evaluations(plan, options, self._orders, self._weights, course)
+        read = (self._weights, self._saves, self._evaluations, waves)
+        self._dispatch = Dispatch(plan, self._orders, self.ledgers, *read)
         self._intake = Intake(plan, self._orders, self.steps, self.ledgers, self._metrics)
         parts = (self._orders, course, self.steps, self.ledgers, self._metrics, self._evaluations, self._dispatch)
-        self._closing = Closing(plan, *parts)
+        self._closing = Closing(plan, *parts, waves)
 
     # --- the one verb, for one event and for several
 
@@ -267,8 +272,10 @@ class Scheduler:
         progress.running -= 1
         match firing.action:
             case "prompts":
-                if progress.done:
-                    self._closing.expect(step.read(firing.node))
+                more = step.read(firing.node)
+                self._closing.expect(more)
+                if progress.known:
+                    self._waves.after_read(step, firing.node, bool(more))
                 else:  # the source is used up
                     self._course.end = min(self._course.end, step.number)
             case "function" | "filter":
@@ -293,6 +300,7 @@ class Scheduler:
     # --- going on
 
     def _go_on(self) -> None:
+        self._waves.go_on()
         self._closing.go_on()
         self._open()
         self._saves.go_on()

@@ -32,7 +32,7 @@ class UpdateRound:
 
     Args:
         spec: epochs, mini-batches and the token budget.
-        progress: the rows of the step at the update's stage.
+        progress: the rows of the step at the update's stage, which is closed to new prompts.
         num_ranks: data-parallel ranks.
         lengths: tokens of rows, for the budget.
     """
@@ -125,7 +125,7 @@ class UpdateRound:
 
     def _split(self, minibatch: int) -> list[Sequence[Key]]:
         """Keys of a mini-batch by rank, in order; those that are dead by now and those still to come among them."""
-        keys, n = self.progress.expected, self.progress.group_size  # sorted: samples of a prompt lie together
+        keys, n = self.progress.shared, self.progress.group_size  # sorted: samples of a prompt lie together
         prompts = parts(range(len(keys) // n), self.spec.minibatches)[minibatch]
         shares = parts(prompts, self.num_ranks)
         return [keys[share[0] * n : (share[-1] + 1) * n] if share else () for share in shares]

@@ -33,7 +33,9 @@ class Weights:
         """Version that whatever is fired now on a model's home will read."""
         self.changing: set[str] = set()
         """Models whose optimizer has stepped, or was told to, since their newest version."""
-        self.replicas = dict.fromkeys(_replicas(plan, self.home), -1 if first else 0)
+        # A replica of a resumed run holds what the run began with: too old for any staleness, whatever the step.
+        unsynced = -1 - max(plan.staleness.values(), default=0) if first else 0
+        self.replicas = dict.fromkeys(_replicas(plan, self.home), unsynced)
         """Version of each (model, pool) that holds a copy of a trained model, once all that was asked of it is done."""
         self._exported: dict[str, Block] = {}
         self._syncing: dict[str, int] = {}

@@ -79,6 +79,12 @@ class Shape:
     metric: bool = False
     second: bool = False
     """Another rollout of the same model, which nothing trains on."""
+    refill: int | None = None
+    """Waves of the filter, which then drops groups."""
+    batches: int = 1
+    """Batches of the prompts that one version consumes."""
+    beside: bool = False
+    """The estimate is of all samples, also of those that a filter drops."""
 
     def plan(self) -> Plan:
         """The graph of this shape, compiled."""
@@ -97,7 +103,9 @@ class Shape:
         workers = fl.Mesh.cpu(self.cpu) if self.cpu else None
         scores = [score(samples, mesh=workers, name=f"score_{i}") for i in range(self.rewards)]
         kept, streams = samples, []
-        if self.dropping in ("row", "group"):
+        if self.refill:
+            kept = fl.filter(samples, scores[0], keep=lambda scores: True, per="group", refill=self.refill)
+        elif self.dropping in ("row", "group"):
             kept = fl.filter(samples, scores[0], keep=lambda scores: True, per=self.dropping)
         if self.dropping == "diamond":
             streams.append(weigh(fl.filter(samples, scores[-1], keep=lambda scores: True)))
@@ -116,18 +124,19 @@ class Shape:
             self._update_two(policy, train, kept, scores[0], streams)
         elif self.trains:
             estimate = centred if self.per == "group" else whitened
-            self._update(policy, kept, estimate(kept, scores[0]), *streams)
+            self._update(policy, kept, estimate(samples if self.beside else kept, scores[0]), *streams)
 
     def _update_two(self, policy: Any, train: Any, kept: Any, scores: Any, streams: list[Any]) -> None:
         critic = fl.Model("builtin:x", mesh=train, optimizer=fl.AdamW(lr=1e-3), head="value", name="critic")
         values = fl.values(critic, kept)
         advantages = from_values(kept, scores, values)
         self._update(policy, kept, advantages, *streams)
-        fl.update(critic, kept, advantages, values, loss=losses.value_clip(), name="update_critic")
+        batch = self.batches * self.prompts
+        fl.update(critic, kept, advantages, values, loss=losses.value_clip(), batch=batch, name="update_critic")
 
     def _update(self, policy: Any, *streams: Any) -> None:
         loss = losses.ppo_clip() + 0.1 * losses.kl() if self.reference else losses.ppo_clip()
         if self.dropping == "diamond":
             loss = losses.policy_gradient(weights="weights")
         passes = {"minibatches": self.minibatches, "epochs": self.epochs, "max_tokens": self.max_tokens}
-        fl.update(policy, *streams, loss=loss, **passes)
+        fl.update(policy, *streams, loss=loss, batch=self.batches * self.prompts, **passes)

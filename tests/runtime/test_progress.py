@@ -20,6 +20,7 @@ def step_of(shape: Shape, number: int = 0) -> StepRows:
     step.stages["prompts"].done.update(prompts)
     step.place("prompts", Block("host", 1, prompts, ("prompt", "prompt_ids", "answer"), 8), set(prompts))
     step.read("prompts")
+    step.close("prompts")
     return step
 
 
@@ -98,11 +99,12 @@ def test_a_row_that_is_dropped_twice_keeps_its_first_reason():
 
 def test_shares_are_contiguous_prompts_with_their_samples():
     step = step_of(Shape(prompts=5, n=2, dp=3))
-    shares = step.shares("rollout", 3)
+    rollout = step.plan.stages["rollout"]
+    shares = step.shares(rollout, 3)
     assert [[key.prompt for key in share.prompts] for share in shares] == [[0], [1, 2], [3, 4]]
     assert [len(share.samples) for share in shares] == [2, 4, 4]
     assert [key for share in shares for key in share.samples] == list(step.stages["rollout"].expected)
-    assert [share.rank for share in step.shares("rollout", 8) if share.samples] == [1, 3, 4, 6, 7]
+    assert [share.rank for share in step.shares(rollout, 8) if share.samples] == [1, 3, 4, 6, 7]
 
 
 @given(st.integers(0, 20), st.integers(1, 9))

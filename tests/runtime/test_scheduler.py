@@ -221,6 +221,12 @@ def test_a_resumed_run_goes_on_where_the_checkpoint_was(shape, seed):
     assert "evaluate/start" not in world.steps[0].metrics
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_replica_of_a_resumed_run_samples_nothing_before_it_has_the_version_of_the_checkpoint(first):
+    world = run(Shape(staleness=3, own_mesh=True), num_steps=5, first_step=first, load_from="runs/a")
+    assert min(firing.version for _, firing in world.fired("rollout")) == first
+
+
 @given(shapes, seeds, st.integers(1, 3))
 @seldom
 def test_a_source_that_ends_early_ends_the_run_well(shape, seed, data):

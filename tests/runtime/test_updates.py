@@ -28,6 +28,7 @@ def round_of(prompts: int, n: int = 2, ranks: int = 1, **settings: Any) -> Updat
     progress = StageProgress(PLAN.stages["update"])
     keys = tuple(Key(0, prompt, sample) for prompt in range(prompts) for sample in range(n))
     progress.expect(keys, [Key(0, prompt) for prompt in range(prompts)])
+    progress.close()
     return UpdateRound(replace(SPEC, **settings), progress, ranks, lambda rows: [key.prompt + 1 for key in rows])
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from flowrl.backend import Sum
+from flowrl.graph import PromptsSpec
 from flowrl.rows import Key
 from flowrl.runtime.events import (
     Block,
@@ -40,6 +41,10 @@ class Faults:
 
     drop: float = 0.0
     """A row is dropped by a function or a filter."""
+    choosy: float | None = None
+    """The share of groups that filters drop, which ones being a function of their keys; None leaves it to `drop`."""
+    passes: frozenset[int] | None = None
+    """Numbers of the only prompts whose groups filters let pass; None leaves it to `choosy`."""
     drop_all: frozenset[str] = frozenset()
     """Nodes that drop every row."""
     repeat: float = 0.0
@@ -89,6 +94,8 @@ class World:
         self.sends: list[Send] = []
         self.steps: list[StepDone] = []
         self.saved: list[int] = []
+        self.cursors: dict[int, dict] = {}
+        """By version that was saved."""
         self.warnings: list[str] = []
         self.trace: list[Event | str] = []
         self.halt: Halt | None = None
@@ -96,6 +103,10 @@ class World:
         self.now_s = 0.0
         self.sampled: dict[Key, int] = {}
         """The version that sampled each row, by the first answer that counted."""
+        self.read: dict[str, dict[int, list[list[int]]]] = {}
+        """By prompts stage and step: the batches of each wave."""
+        self.prompt_of: dict[Key, tuple[str, int, int]] = {}
+        """The batch that each prompt is of, and its place there."""
         self._newest: dict[int, Firing] = {}
         self.weights: dict[tuple[str, str], int] = {}
         """Version of each (worker, model), as its firings leave it; -1 while the optimizer is between two."""
@@ -129,7 +140,11 @@ class World:
                 self.sampled.setdefault(key, firing.version)
 
     def _say_late(self) -> None:
-        for event in self.held_back.pop(self.chance.randrange(len(self.held_back))):
+        late = self.held_back.pop(self.chance.randrange(len(self.held_back)))
+        queue = self.queues[late[0].worker]
+        while any(event.firing == late[0].firing for event in queue if isinstance(event, Produced | Finished)):
+            self._say(queue.popleft())  # a worker's answers keep their order
+        for event in late:
             self._say(event)
 
     def _owed(self) -> bool:
@@ -164,9 +179,10 @@ class World:
                 case StepDone():
                     assert command.step == len(self.steps) + self.options.first_step
                     self.steps.append(command)
-                case Saved(version):
+                case Saved(version, cursors):
                     assert len(self.steps) + self.options.first_step >= version
                     self.saved.append(version)
+                    self.cursors[version] = cursors
                 case Warn(text):
                     self.warnings.append(text)
                 case Halt():
@@ -199,10 +215,8 @@ class World:
         events: list[Event] = []
         match firing.action:
             case "prompts":
-                data = self.ends.get(firing.node, self.num_steps_of_data)
-                if data is None or firing.step < data:
-                    keys = [Key(firing.step, i) for i in range(self.plan.prompts_per_step[firing.node])]
-                    events += self._produce(worker, firing, keys)
+                keys = self._read(firing)
+                events += self._produce(worker, firing, keys) if keys else []
             case "rollout":
                 n = self.plan.samples_per_prompt[firing.node]
                 keys = [Key(key.step, key.prompt, sample) for key in firing.keys for sample in range(n)]
@@ -215,6 +229,26 @@ class World:
                 events += self._produce(worker, firing, [])
         return [*events, Finished(worker, firing.id, firing.attempt, self._metrics(firing), 0.001)]
 
+    def _read(self, firing: Firing) -> list[Key]:
+        """The prompts of a step, or of a further wave; none once the data has ended."""
+        per_step = self.plan.prompts_per_step[firing.node]
+        spec = self.plan.graph[firing.node].spec
+        assert isinstance(spec, PromptsSpec)
+        count = per_step // spec.batch
+        batches = firing.settings.get("batches") or range(firing.step * count, (firing.step + 1) * count)
+        first = firing.settings.get("first_prompt", 0)
+        data = self.ends.get(firing.node, self.num_steps_of_data)
+        there = [number for number in batches if data is None or number < data * count]
+        if not first and len(there) < len(batches):
+            return []
+        keys = [Key(firing.step, first + i) for i in range(len(there) * spec.batch)]
+        if firing.attempt == 1 and not self.scheduler._evaluations.holds(firing):
+            self.read.setdefault(firing.node, {}).setdefault(firing.step, []).append(list(there))
+            self.prompt_of.update(
+                zip(keys, [(firing.node, number, i) for number in there for i in range(spec.batch)], strict=True)
+            )
+        return keys
+
     def _metrics(self, firing: Firing) -> dict[str, Sum]:
         if firing.action == "backward":
             tokens = 0 if self.chance.random() < self.faults.untrained else 3 * len(firing.keys)
@@ -226,6 +260,8 @@ class World:
     def _produce(self, worker: str, firing: Firing, keys: list[Key], *, lengths: bool = False) -> list[Event]:
         droppable = firing.action in ("function", "filter")
         whole = {k.prompt for k in keys if self._drops(firing)} if droppable else set()
+        if firing.action == "filter":
+            whole |= {k.prompt for k in keys if self._refuses(k)}
         per = self.plan.stages[firing.node].per if firing.node in self.plan.stages else "row"
         events: list[Event] = []
         for part in self._cut(keys) if firing.action not in ("export",) else [keys]:
@@ -241,6 +277,12 @@ class World:
 
     def _drops(self, firing: Firing) -> bool:
         return firing.node in self.faults.drop_all or self.chance.random() < self.faults.drop
+
+    def _refuses(self, key: Key) -> bool:
+        """Whether filters drop a group, whenever they are asked."""
+        if self.faults.passes is not None:
+            return key.prompt not in self.faults.passes
+        return self.faults.choosy is not None and _share_of(key) < self.faults.choosy
 
     def _cut(self, keys: list[Key]) -> list[list[Key]]:
         cuts = sorted(self.chance.randrange(len(keys) + 1) for _ in range(self.chance.randrange(self.blocks)))
@@ -301,3 +343,8 @@ class World:
                     f"done={len(p.done)} dead={len(p.dead)} of {len(p.expected)}, running {p.running}, fired {p.fired}"
                 )
         return "\n".join(lines)
+
+
+def _share_of(key: Key) -> float:
+    """A number from 0 to 1 that a group always has."""
+    return random.Random(f"{key.step} {key.prompt}").random()
