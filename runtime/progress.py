@@ -169,7 +169,8 @@ class StageProgress:
     @property
     def finished(self) -> bool:
         """Whether every row of the step is passed on or dead here, and no firing runs."""
-        return self.closed and self.caught_up and not self.held
+        unwritten = self.stage.action == "record" and self.fires_without  # dead rows are written down too
+        return self.closed and self.caught_up and not self.held and not unwritten
 
     def _settle(self, keys: Set[Key]) -> None:
         self.settled |= keys

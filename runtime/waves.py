@@ -181,7 +181,8 @@ class Waves:
         if len(kept) < len(waves[0]) and refill.waves > 1:
             why = "the data has ended" if filling.used_up else f"refill={refill.waves}"
             passed = f"filter '{refill.filter}' lets pass {len(kept)} of {groups} groups"
-            text = f"step {shown(step.number)}: {passed} in {len(waves)} waves, fewer than {len(waves[0])} ({why})"
+            read = f"{len(waves)} wave{'s' * (len(waves) != 1)}"
+            text = f"step {shown(step.number)}: {passed} in {read}, fewer than {len(waves[0])} ({why})"
             self.orders.commands.append(Warn(text))
 
 

@@ -263,6 +263,12 @@ def test_a_step_without_rows_still_publishes_a_version_and_warns(node):
     assert world.scheduler.totals()["rollout"].dropped == {f"{node} says no": 18}
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_step_without_rows_is_written_down_however_busy_the_host_is(seed):
+    world = run(Shape(staleness=2, own_mesh=True, prompts=4, n=3), seed, drop_all=frozenset(["score_0"]))
+    assert sorted((f.step, len(f.keys)) for _, f in world.fired("record")) == [(0, 12), (1, 12), (2, 12)]
+
+
 def test_a_step_whose_rows_have_no_trained_token_warns_too():
     world = run(Shape(), untrained=1.0, num_steps=1)
     assert world.warnings == ["step 1: node 'update' has nothing to train: no row has a trained token"]

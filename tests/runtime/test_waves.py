@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from flowrl.rows import Key
-from flowrl.runtime.events import Finished, Halt, Produced
+from flowrl.runtime.events import Finished, Halt
 from flowrl.runtime.plan import RECORD
 from flowrl.runtime.scheduler import Options
 from flowrl.runtime.waves import TOO_MANY
@@ -64,10 +64,14 @@ def run(shape: Shape, seed: int = 0, *, num_steps: int = 3, data: int | None = N
 
 
 def passed(world: World, step: int) -> list[int]:
-    """Prompts of a step that the filter has let pass, the first time that it was asked, in order."""
-    filters = {f.id: f for _, f in world.firings if f.node == "filter" and f.step == step}
-    events = [e for e in world.trace if isinstance(e, Produced) and e.firing in filters and e.block]
-    return sorted({key.prompt for event in events for key in event.block.keys})
+    """Prompts of which the filter has let a sample pass, by the first answer that counts, in order."""
+    filters = {f.id for _, f in world.firings if f.node == "filter" and f.step == step}
+    answers: dict[Key, bool] = {}
+    for event in world.heard:
+        if event.firing in filters:
+            answers = dict.fromkeys(event.dropped, False) | answers
+            answers = dict.fromkeys(event.block.keys if event.block else (), True) | answers
+    return sorted({key.prompt for key, passes in answers.items() if passes})
 
 
 def order_of_batches(counts: list[list[int]], staleness: int) -> list[list[list[int]]]:

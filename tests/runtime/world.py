@@ -98,6 +98,8 @@ class World:
         """By version that was saved."""
         self.warnings: list[str] = []
         self.trace: list[Event | str] = []
+        self.heard: list[Produced] = []
+        """Answers that came under the attempt that was asked for."""
         self.halt: Halt | None = None
         self.max_open = 0
         self.now_s = 0.0
@@ -141,9 +143,10 @@ class World:
 
     def _say_late(self) -> None:
         late = self.held_back.pop(self.chance.randrange(len(self.held_back)))
-        queue = self.queues[late[0].worker]
-        while any(event.firing == late[0].firing for event in queue if isinstance(event, Produced | Finished)):
-            self._say(queue.popleft())  # a worker's answers keep their order
+        queue, firing = self.queues[late[0].worker], late[0].firing
+        if not any(event is late[0] for event in self.trace):  # what is said for the first time comes in its order
+            while any(event.firing == firing for event in queue if isinstance(event, Produced | Finished)):
+                self._say(queue.popleft())
         for event in late:
             self._say(event)
 
@@ -156,6 +159,9 @@ class World:
         if isinstance(event, Produced | Finished) and self.chance.random() < self.faults.repeat:
             self.held_back.append([event])
         self.trace.append(event)
+        lease = self.scheduler._orders.leases.get(event.firing) if isinstance(event, Produced) else None
+        if lease is not None and lease.firing.attempt == event.attempt:
+            self.heard.append(event)
         self._note_sampled(event)
         self._take(self.scheduler.on_event(event))
         self.max_open = max(self.max_open, len(self.scheduler.steps))
