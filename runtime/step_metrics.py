@@ -15,6 +15,8 @@ COUNTS = frozenset(
         "response_tokens",
         "samples",
         "num_dropped",
+        "num_waves",
+        "num_groups",
         "firings",
         "tool_calls",
         "tool_failures",

@@ -32,6 +32,11 @@ def digits(response: str, target: str, extra: object = None, *, trouble: str = "
     return sum(character == target for character in response) / 4
 
 
+def is_even(response: list[str]) -> bool:
+    """True of every other group, and so of some more whatever the model has learned."""
+    return sum(map(ord, "".join(response))) % 2 == 0
+
+
 @fl.graph
 def learn(
     trouble: str = "",
@@ -47,6 +52,10 @@ def learn(
     kl: float = 0.0,
     kl_target: float | None = None,
     every: int | None = None,
+    refill: int | None = None,
+    num_rows: int = 12,
+    last: str = "drop",
+    passes: int | None = None,
     seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1, device="cpu"),
     sample: fl.Mesh = fl.Mesh(dp=1, device="cpu"),
@@ -55,13 +64,15 @@ def learn(
     """GRPO on: answer with the wanted character."""
     source = model or ("tiny" if backend == "tiny" else "builtin:reverse_digits")
     policy = fl.Model(source, backend=backend, mesh=train, optimizer=fl.AdamW(lr=0.02))
-    rows: list[dict[str, object]] = [{"prompt": f"{i}>", "target": str(i % 3)} for i in range(12)]
+    rows: list[dict[str, object]] = [{"prompt": f"{i}>", "target": str(i % 3)} for i in range(num_rows)]
     if trouble == "unsendable":
         rows = [{**row, "extra": {"tags": {1, 2}}} for row in rows]
-    prompts = fl.prompts(rows, batch=batch, seed=seed)
+    prompts = fl.prompts(rows, batch=batch, seed=seed, last=last, epochs=passes)
     mesh = sample if own_mesh else None
     samples = fl.rollout(policy, prompts, n=n, max_new_tokens=4, staleness=staleness, mesh=mesh)
     scores = digits(samples, mesh=score, trouble=trouble, at=at)
+    if refill:
+        samples = fl.filter(samples, keep=is_even, per="group", refill=refill)
     advantage = advantages.grpo(samples, scores)
     loss = losses.ppo_clip() - 0.01 * losses.entropy()
     if every:
