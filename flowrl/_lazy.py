@@ -8,7 +8,9 @@ from types import ModuleType
 
 class _LazyModule(ModuleType):
     def __getattr__(self, name: str) -> object:
-        return getattr(importlib.import_module(self.__name__), name)
+        value: object = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, value)  # found without a call from now on: losses and rows ask thousands of times a step
+        return value
 
 
 def lazy(name: str) -> ModuleType:
