@@ -11,9 +11,9 @@ _checkout = Path(__file__).parent.parent
 if (_checkout / "setup.cfg").is_file():
     __path__.append(str(_checkout))
 
+from .coefficients import Adaptive, Lagrange  # noqa: E402
 from .functions import advantage, node, reward  # noqa: E402
 from .graph import Graph, Node  # noqa: E402
-from .kl import Adaptive  # noqa: E402
 from .loss import Loss, loss  # noqa: E402
 from .mesh import Mesh  # noqa: E402
 from .model import AdamW, Dtype, Model  # noqa: E402
@@ -31,6 +31,7 @@ __all__ = [
     "Dtype",
     "Graph",
     "GraphFunction",
+    "Lagrange",
     "LogProbs",
     "Loss",
     "Mesh",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .coefficients import Adaptive
 from .errors import GraphError, Location, WrongType, did_you_mean
 from .loss import Loss
 from .mesh import Mesh
@@ -79,7 +80,7 @@ def expect_loss(loss: object, node: str, at: Location) -> None:
         raise WrongType(
             f"node '{node}' has no loss", at=at, node=node, found=repr(loss), wanted="a flowrl Loss", fix=fix
         )
-    if loss.adaptive and "ref_logprobs" not in loss.reads:
+    if any(isinstance(one, Adaptive) for one in loss.adaptive) and "ref_logprobs" not in loss.reads:
         raise WrongType(
             f"node '{node}' adapts a coefficient to the KL from a reference, which its loss does not compute",
             at=at,

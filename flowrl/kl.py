@@ -8,7 +8,6 @@ of the KL the other way round. ``abs`` is a distance, no estimate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from .errors import WrongType, did_you_mean
@@ -84,38 +83,3 @@ def adapt(coefficient: float, observed_kl: float, *, target: float, samples: int
         raise ValueError(f"the observed KL is {observed_kl}: no coefficient follows from it")
     error = min(max(observed_kl / target - 1, -MAX_ERROR), MAX_ERROR)
     return coefficient * (1 + error * samples / horizon)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Adaptive:
-    """A coefficient that follows the KL of an update, for ``losses.kl(coef=fl.Adaptive(...))``.
-
-    `adapt` moves it after each optimizer step, by the mean KL of all trained tokens of the mini-batch on all ranks. Its
-    value is part of the trained model's checkpoint, and is reported as ``kl_coef``.
-    """
-
-    initial: float
-    """Of the first optimizer step, > 0: a factor never leaves 0."""
-    target: float
-    """KL to keep, in nats a token, > 0."""
-    horizon: int = 10_000
-    """Responses over which a KL of 20% above target multiplies it by about 1.2."""
-
-    def __post_init__(self) -> None:
-        if not self.initial > 0 or not self.target > 0 or not self.horizon > 0:
-            raise WrongType(
-                "an adaptive coefficient starts, aims and moves by positive numbers",
-                found=f"initial={self.initial}, target={self.target}, horizon={self.horizon}",
-                wanted="each > 0",
-                fix="fl.Adaptive(initial=0.1, target=0.05)",
-            )
-
-    def after(self, coefficient: float, observed_kl: float, num_rows: int) -> float:
-        """The one of the next optimizer step.
-
-        Args:
-            coefficient: of the step just made.
-            observed_kl: its mean KL, in nats a token.
-            num_rows: responses that it was trained on.
-        """
-        return adapt(coefficient, observed_kl, target=self.target, samples=num_rows, horizon=self.horizon)

@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from .aggregation import EMPTY, Aggregate, Per, check_aggregate, denominator, numerator, one
+from .coefficients import Coefficient
 from .errors import NodeError, UnknownName, WrongType, did_you_mean
-from .kl import Adaptive
 from .rows import GROUP
 from .terms import Metrics, Term, parameters_of, settings_of, shown_to
 
@@ -87,16 +87,16 @@ class Loss:
         return tuple(dict.fromkeys(name for term in self.terms if term.where for name in parameters_of(term.where)))
 
     @property
-    def adaptive(self) -> tuple[Adaptive, ...]:
+    def adaptive(self) -> tuple[Coefficient, ...]:
         """Settings whose value an update moves from one optimizer step to the next."""
-        return tuple(v for term in self.terms for v in term.settings.values() if isinstance(v, Adaptive))
+        return tuple(v for term in self.terms for v in term.settings.values() if isinstance(v, Coefficient))
 
     def at(self, coefficients: Sequence[float]) -> Loss:
         """The loss with these numbers in place of its `adaptive` settings."""
         given = iter(coefficients)
         terms = []
         for term in self.terms:
-            known = {name: next(given) if isinstance(v, Adaptive) else v for name, v in term.settings.items()}
+            known = {name: next(given) if isinstance(v, Coefficient) else v for name, v in term.settings.items()}
             terms.append(replace(term, settings=MappingProxyType(known)))
         return replace(self, terms=tuple(terms))
 

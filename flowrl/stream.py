@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from .errors import TracedValueError
+from .errors import TracedValueError, UnknownColumn, did_you_mean
 from .location import caller
+
+S = TypeVar("S", bound="Stream")
 
 ANY = "*"
 """As a column name: a node whose columns are not known before its data is read may hold any other column."""
@@ -32,6 +34,24 @@ class Stream:
         self.node = node
         self.columns = MappingProxyType(dict(columns))
         self.gates = gates
+
+    def only(self: S, column: str) -> S:
+        """The handle of one of the node's columns: what a keyword takes when the node writes several.
+
+        Raises:
+            UnknownColumn: the node does not write it.
+        """
+        own = [name for name, source in self.columns.items() if source == self.node]
+        if column not in own:
+            raise UnknownColumn(
+                f"node '{self.node}' writes no column '{column}'",
+                at=caller(),
+                node=self.node,
+                found=", ".join(own) or "no column",
+                wanted="one of its own columns",
+                fix=did_you_mean(column, own),
+            )
+        return type(self)(self.node, {column: self.node}, self.gates)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of node '{self.node}'>"

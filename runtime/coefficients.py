@@ -1,4 +1,4 @@
-"""Coefficients of losses that move from one optimizer step to the next (`flowrl.kl.Adaptive`), on one rank.
+"""Coefficients of losses that move from one optimizer step to the next (`flowrl.coefficients`), on one rank.
 
 The scheduler tells every rank the same sums over the mini-batch with each ``step``, so that all ranks hold the same
 numbers. They lie in a model's checkpoint beside its weights, and a resumed run goes on with them.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.backend import Metrics, Sum
+from flowrl.coefficients import Coefficient
 from flowrl.errors import CheckpointError
 from flowrl.graph import UpdateSpec
 from flowrl.loss import Loss
@@ -28,20 +29,24 @@ def loss_of(worker: Worker, node: str) -> Loss:
 
 
 def move(worker: Worker, node: str, settings: dict[str, Any]) -> Metrics:
-    """Move an update's coefficients by the KL of the mini-batch just made; what they were, as metrics.
+    """Move an update's coefficients by what the mini-batch just made has measured; what they were, as metrics.
 
     Args:
-        settings: of the ``step``: ``kl``, a sum over trained tokens and their number, and ``rows``.
+        settings: of the ``step``: ``observed``, by metric a sum and its weight, and ``rows``.
     """
     adaptive = _declared(worker, node).adaptive
     if not adaptive:
         return {}
     now = _now(worker, node)
-    kl = Sum(*settings["kl"])
-    if kl.weight:
-        after = [a.after(c, kl.mean, round(settings["rows"])) for a, c in zip(adaptive, now, strict=True)]
-        worker.coefficients[node] = after
-    return {"kl_coef" if number == 1 else f"kl_coef_{number}": Sum(value, 1.0) for number, value in enumerate(now, 1)}
+    observed = {name: Sum(*each) for name, each in settings["observed"].items()}
+    worker.coefficients[node] = [
+        _after(each, value, observed[each.metric], settings["rows"]) for each, value in zip(adaptive, now, strict=True)
+    ]
+    metrics: Metrics = {}
+    for each, value in zip(adaptive, now, strict=True):
+        label = each.label if each.label not in metrics else f"{each.label}_{len(metrics) + 1}"
+        metrics[label] = Sum(value, 1.0)
+    return metrics
 
 
 def save(worker: Worker, model: str, folder: Path) -> None:
@@ -72,6 +77,10 @@ def load(worker: Worker, model: str, folder: Path) -> None:
             fix="resume from a checkpoint of this graph, or start in a new --run-dir",
         )
     worker.coefficients |= found
+
+
+def _after(coefficient: Coefficient, value: float, observed: Sum, num_rows: float) -> float:
+    return coefficient.after(value, observed.mean, round(num_rows)) if observed.weight else value
 
 
 def _declared(worker: Worker, node: str) -> Loss:

@@ -230,7 +230,8 @@ class Dispatch:
             self.orders.commands.append(Warn(text))
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}
         if loss.adaptive:
-            settings |= {"kl": list(update.kl()), "rows": sums["rows"]}
+            observed = {name: list(each) for name, each in update.observed().items()}
+            settings |= {"observed": observed, "rows": sums["rows"]}
         update.begin_step()
         model, version = self.plan.model_of[stage.name], step.number + 1
         self.weights.changing.add(model)

@@ -56,8 +56,8 @@ class UpdateRound:
         """By rank: passes, or a step, that have not ended."""
         self.stepping = False
         self._sums = {"tokens": 0.0, "rows": 0.0}
-        self._kl: list[Sum] = []
-        """Of each pass of the mini-batch that has ended."""
+        self._observed: dict[str, list[Sum]] = {each.metric: [] for each in spec.loss.adaptive}
+        """What coefficients follow, of each pass of the mini-batch that has ended."""
         self._shares = self._split(0)
 
     @property
@@ -94,9 +94,10 @@ class UpdateRound:
         """Trained tokens and rows of the mini-batch over all ranks."""
         return dict(self._sums)
 
-    def kl(self) -> Sum:
-        """KL from the reference, summed over the trained tokens of the mini-batch, in whatever order passes ended."""
-        return Sum(fsum(kl[0] for kl in self._kl), fsum(kl[1] for kl in self._kl))
+    def observed(self) -> dict[str, Sum]:
+        """Metrics that coefficients follow, summed over the mini-batch, in whatever order its passes ended."""
+        found = self._observed.items()
+        return {name: Sum(fsum(s[0] for s in sums), fsum(s[1] for s in sums)) for name, sums in found}
 
     def begin_step(self) -> None:
         """Every rank was told to step."""
@@ -108,8 +109,9 @@ class UpdateRound:
         self.running[rank] -= 1
         for name in self._sums:
             self._sums[name] += metrics[name][0] if name in metrics else 0.0
-        if "kl" in metrics:
-            self._kl.append(metrics["kl"])
+        for name, sums in self._observed.items():
+            if name in metrics:
+                sums.append(metrics[name])
 
     def end_step(self, rank: int) -> None:
         """A rank has stepped; after the last one the next mini-batch begins."""
@@ -119,7 +121,7 @@ class UpdateRound:
         self.stepping = False
         self.steps_done += 1
         self._sums = dict.fromkeys(self._sums, 0.0)
-        self._kl.clear()
+        self._observed = {name: [] for name in self._observed}
         if not self.finished:
             self._shares = self._split(self.steps_done % self.spec.minibatches)
 

@@ -9,6 +9,7 @@ Masking and aggregation are not here: `Loss.total` replaces masked positions bef
 model that is trained carry a gradient.
 """
 
+from .constrained import ppo_lagrangian
 from .covariance import clip_cov, high_covariance, kl_cov
 from .distillation import distill
 from .policy import cispo, dro, gmpo, gspo, policy_gradient, ppo_clip, sapo
@@ -37,6 +38,7 @@ __all__ = [
     "orpo",
     "policy_gradient",
     "ppo_clip",
+    "ppo_lagrangian",
     "sapo",
     "sft",
     "simpo",

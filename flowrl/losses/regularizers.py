@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrl.coefficients import Adaptive
 from flowrl.errors import WrongType
-from flowrl.kl import Adaptive, Estimator, estimate
+from flowrl.kl import Estimator, estimate
 from flowrl.loss import loss
 
 from .ratios import Metrics

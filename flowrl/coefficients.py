@@ -1,0 +1,102 @@
+"""Coefficients of a loss that move from one optimizer step to the next, by what the step has measured.
+
+Each is given in place of a number as a setting of a loss function. Its value is the same on every rank, and part of the
+trained model's checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .errors import WrongType
+from .kl import adapt
+
+LARGEST = 1e4
+"""Of a multiplier: a constraint that nothing can meet would otherwise end in infinity."""
+
+
+class Coefficient:
+    """A number that follows a metric of the loss; the base of those below."""
+
+    __slots__ = ()
+    metric: ClassVar[str]
+    """Whose mean over the mini-batch moves it."""
+    label: ClassVar[str]
+    """What its value is called in the metrics."""
+    initial: float
+    """Of the first optimizer step."""
+
+    def after(self, coefficient: float, observed: float, num_rows: int) -> float:
+        """The one of the next optimizer step.
+
+        Args:
+            coefficient: of the step just made.
+            observed: the mean of `metric` over the whole mini-batch, on all ranks.
+            num_rows: responses that it was trained on.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adaptive(Coefficient):
+    """A coefficient that follows the KL of an update, for ``losses.kl(coef=fl.Adaptive(...))``.
+
+    `adapt` moves it after each optimizer step, by the mean KL of all trained tokens of the mini-batch on all ranks. Its
+    value is part of the trained model's checkpoint, and is reported as ``kl_coef``.
+    """
+
+    metric: ClassVar[str] = "kl"
+    label: ClassVar[str] = "kl_coef"
+    initial: float
+    """Of the first optimizer step, > 0: a factor never leaves 0."""
+    target: float
+    """KL to keep, in nats a token, > 0."""
+    horizon: int = 10_000
+    """Responses over which a KL of 20% above target multiplies it by about 1.2."""
+
+    def __post_init__(self) -> None:
+        if not self.initial > 0 or not self.target > 0 or not self.horizon > 0:
+            raise WrongType(
+                "an adaptive coefficient starts, aims and moves by positive numbers",
+                found=f"initial={self.initial}, target={self.target}, horizon={self.horizon}",
+                wanted="each > 0",
+                fix="fl.Adaptive(initial=0.1, target=0.05)",
+            )
+
+    def after(self, coefficient: float, observed: float, num_rows: int) -> float:
+        """See `Coefficient.after`; `observed` is the mean KL in nats a token."""
+        return adapt(coefficient, observed, target=self.target, samples=num_rows, horizon=self.horizon)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lagrange(Coefficient):
+    """The multiplier of a constraint "cost <= limit", for ``losses.ppo_lagrangian(multiplier=fl.Lagrange(...))``.
+
+    Gradient ascent on its logarithm after each optimizer step, so that it stays positive: ``log m += lr * m * (cost -
+    limit)``, eq. 31 of Dai et al. 2023 (arXiv:2310.12773).
+    """
+
+    metric: ClassVar[str] = "cost"
+    label: ClassVar[str] = "multiplier"
+    limit: float
+    """Mean cost of a response that is allowed."""
+    initial: float = 1.0
+    """> 0."""
+    lr: float = 0.1
+    """Of the multiplier, > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.initial > 0 or not self.lr > 0 or not math.isfinite(self.limit):
+            raise WrongType(
+                "a multiplier starts and moves by positive numbers, towards a finite limit",
+                found=f"initial={self.initial}, lr={self.lr}, limit={self.limit}",
+                wanted="initial > 0, lr > 0",
+                fix="fl.Lagrange(limit=0.1)",
+            )
+
+    def after(self, coefficient: float, observed: float, num_rows: int) -> float:
+        """See `Coefficient.after`; `observed` is the mean cost of a response."""
+        moved = math.log(coefficient) + self.lr * coefficient * (observed - self.limit)
+        return math.exp(min(moved, math.log(LARGEST)))
