@@ -225,7 +225,9 @@ class Dispatch:
         denominator = loss.denominator(sums["tokens"], sums["rows"])
         if not denominator:
             nothing = "no row has a trained token" + (" and is one that the loss is about" if loss.selects_by else "")
-            why = reasons(progress.dead.values()) if progress.dead else nothing
+            dead = progress.dead
+            left = [nothing] if len(dead) < len(progress.expected) else []
+            why = "; ".join([*left, *([reasons(dead.values())] if dead else [])])
             text = f"step {shown(step.number)}: node '{stage.name}' has nothing to train: {why}"
             self.orders.commands.append(Warn(text))
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import distributed as dist
 
 import flowrl as fl
+from flowrl import losses
 from flowrl.backends.hf import HFBackend
 from flowrl.backends.optimizer import Optimizer
 from flowrl.loss import Loss, loss
@@ -28,6 +29,8 @@ def clipped(logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torc
 
 SHARES = [[[0, 1, 2, 3, 4], [5]], [[0, 1, 2, 3, 4, 5], []], [[], []], [[0], [1, 2, 3, 4, 5]]]
 """Rows of each rank in each step: unequal, none for one, none at all, and the other way round."""
+PAIRS = [[[0, 1, 2, 3], [4, 5]], [[0, 1], [2, 3, 4, 5]], [[0, 1, 4], [2, 3]]]
+"""The same of a loss on pairs, which are whole; in the last step a row of one rank is without a partner."""
 
 
 def read_rows(path: Path) -> Rows:
@@ -35,14 +38,16 @@ def read_rows(path: Path) -> Rows:
     kinds = {"prompt_ids": "int32", "response_ids": "int32", "mask": "bool", "old_logprobs": "float32"}
     made = {name: Ragged.pack(columns[name], dtype) for name, dtype in kinds.items()}
     made["advantages"] = np.array(columns["advantages"], np.float32)
-    return Rows([Key(0, i, 0) for i in range(len(columns["advantages"]))], made)
+    made["ref_logprobs"] = made["old_logprobs"]
+    made["preference"] = np.tile(np.array([1.0, -1.0], np.float32), 3)
+    return Rows([Key(0, i // 2, i % 2) for i in range(len(columns["advantages"]))], made)
 
 
 def train(backend: HFBackend, rows: Rows, rank: int | None) -> list[dict[str, float]]:
-    """Four steps on this rank's shares (all shares when it is alone)."""
-    settings: Loss = clipped(aggregate="token-mean")
+    """Seven steps on this rank's shares (all shares when it is alone)."""
     history = []
-    for shares in SHARES:
+    for shares in [*SHARES, *PAIRS]:
+        settings: Loss = losses.dpo() if shares in PAIRS else clipped(aggregate="token-mean")
         mine = shares[rank] if rank is not None else [row for share in shares for row in share]
         metrics = backend.backward(rows.take(mine), settings, 1.0, max_tokens=40)
         counted = torch.tensor([metrics["tokens"].total, metrics["rows"].total])

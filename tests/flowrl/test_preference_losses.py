@@ -221,7 +221,7 @@ def test_a_tie_counts_half_in_the_accuracy() -> None:
     assert [float(number) for number in metrics["accuracy"]] == [0.75 * 4, 4]
 
 
-def test_an_early_policy_has_the_loss_of_a_coin() -> None:
+def test_an_untrained_policy_has_the_loss_of_a_coin() -> None:
     columns, mask = batch()
     columns["ref_logprobs"] = columns["logprobs"]
     total, metrics = losses.dpo(beta=0.1).total(columns, mask)
