@@ -276,6 +276,14 @@ def test_a_response_without_an_end_token_stops_at_the_length() -> None:
     assert (found.ids, found.stop) == ([7, 2, 2], "length")
 
 
+def test_an_end_token_that_is_the_padding_too_ends_a_response_and_is_part_of_it() -> None:
+    prompts = [Prompt(key=Key(0, 0), ids=[1])]
+    (found,) = chain.from_iterable(
+        generate(Scripted(7, 8, 0, 0), tokenizer(0), prompts, Sampling(max_new_tokens=6), 0, 0)
+    )
+    assert (found.ids, found.stop, len(found.logprobs)) == ([7, 8, 0], "eos", 3)
+
+
 def test_a_stop_string_ends_a_response_once_it_is_part_of_the_text() -> None:
     prompts = [Prompt(key=Key(0, 0), ids=[1])]
     sampling = Sampling(max_new_tokens=9, stop=("zz", "dc"))

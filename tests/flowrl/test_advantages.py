@@ -42,6 +42,11 @@ def test_leave_one_out_of_one_failure_of_eight() -> None:
     close(advantages.rloo(SEVEN_OF_EIGHT, ONE_GROUP), [-0.95] + [0.135714] * 7)
 
 
+def test_leave_one_out_over_a_standard_deviation_is_refused() -> None:
+    with pytest.raises(TypeError, match="normalize_std"):
+        advantages.rloo(SEVEN_OF_EIGHT, ONE_GROUP, normalize_std=True)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("score", [0.95, 0.1 + 0.2, 1e6 + 1, -1e-3, 0.0])
 @pytest.mark.parametrize(

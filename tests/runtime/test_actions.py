@@ -241,6 +241,42 @@ def test_the_reward_of_a_run_is_what_its_rewards_are_combined_to() -> None:
     assert next(name for name, columns in hands.plan.stages["record"].reads if "scores" in columns) == "weighted"
 
 
+def test_an_estimator_of_several_rewards_gets_them_in_order_and_one_of_token_baselines_its_energies() -> None:
+    @fl.reward
+    def longest(response_ids: Any) -> float:
+        return float(len(response_ids))
+
+    @fl.graph
+    def several() -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2, shuffle=False), n=3, max_new_tokens=5)
+        scores = digest(samples), longest(samples)
+        advantage = advantages.gdpo(samples, *scores, weights=(1.0, 0.5))
+        rewards = advantages.token_rewards(samples, scores[0])
+        baseline = advantages.otb(samples, rewards, fl.logit_energy(model, samples))
+        fl.update(model, samples, advantage, loss=losses.policy_gradient())
+        observe(samples, baseline)
+
+    @fl.node(out=fl.Metrics)
+    def observe(advantages: torch.Tensor, returns: torch.Tensor) -> float:
+        return float((advantages - returns).sum())
+
+    hands = Hands(several())
+    keys = sampled(hands)
+    for node in ("digest", "longest", "gdpo", "token_rewards", "logit_energy", "otb"):
+        hands.fire(node, keys)
+    group = torch.tensor([key.prompt for key in keys])
+    first, second = (torch.tensor(hands.rows(node).select(keys)["scores"]) for node in ("digest", "longest"))
+    wanted = advantages.gdpo(group, first, second, weights=(1.0, 0.5))
+    np.testing.assert_array_equal(hands.rows("gdpo").select(keys)["advantages"], wanted.numpy())
+    energy = hands.rows("logit_energy").select(keys)["logit_energy"]
+    lengths = hands.rows("rollout").select(keys)["response_ids"].lengths
+    assert energy.lengths.tolist() == hands.rows("otb").select(keys)["advantages"].lengths.tolist() == lengths.tolist()
+    assert ((energy.values > 0) & (energy.values < 2)).all()
+    ends = hands.rows("otb").select(keys)["returns"].values[np.cumsum(lengths) - 1]
+    assert ends.tolist() == first.tolist()
+
+
 def test_metrics_make_no_block() -> None:
     @fl.node(out=fl.Metrics)
     def longest(response: list[str]) -> int:
@@ -257,6 +293,34 @@ def test_metrics_make_no_block() -> None:
     done = hands.fire("longest", sampled(hands))
     assert done.metrics == {"longest": (max(map(len, hands.rows("rollout")["response"])), 1)}
     assert hands.events == [done]
+
+
+def test_a_short_response_that_was_cut_is_truncated_and_the_longest_that_ended_by_itself_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @fl.graph
+    def filtered() -> None:
+        model = policy()
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=2, shuffle=False), n=2, max_new_tokens=5)
+        kept = fl.filter(samples, keep=lambda stop: stop != "length", reason="overlong")
+        fl.update(model, kept, advantages=digest(kept), loss=losses.policy_gradient())
+
+    def answer(prompts: Any, sampling: Any, seed: int) -> Any:
+        for prompt in prompts:
+            cut, ended = (prompt.key._replace(sample=sample) for sample in range(2))
+            yield [Response(key=cut, ids=[7, 8, 9], logprobs=[-1.0] * 3, stop="length", version=0)]
+            yield [Response(key=ended, ids=[7, 8, 9, 9, 2], logprobs=[-1.0] * 5, stop="eos", version=0)]
+
+    hands = Hands(filtered())
+    [model] = hands.workers["mesh.0"].models.values()
+    monkeypatch.setattr(model, "generate", answer)
+    hands.fire("prompts")
+    done = hands.fire("rollout", hands.rows("prompts").keys)
+    keys = sorted(hands.rows("rollout").keys)
+    assert done.metrics["truncated"] == (2, 4)
+    assert hands.rows("rollout").select(keys)["stop"] == ["length", "eos"] * 2
+    hands.fire("filter", keys)
+    assert hands.dropped() == dict.fromkeys([keys[0], keys[2]], "overlong")
 
 
 def test_a_filter_passes_keys_and_drops_with_a_reason() -> None:
