@@ -11,6 +11,7 @@ _ARROW = {
     "column": "",
     "gate": ', style=dotted, color="#be185d"',
     "version": ', style=dashed, color="#15803d", fontcolor="#15803d", constraint=false',
+    "refill": ', style=dashed, color="#be185d", fontcolor="#be185d", constraint=false',
 }
 
 

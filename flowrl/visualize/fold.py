@@ -45,7 +45,7 @@ def rows_digraph(scene: Scene) -> nx.DiGraph[str]:
 
     digraph: nx.DiGraph[str] = nx.DiGraph()
     digraph.add_nodes_from(box.name for box in scene.boxes)
-    digraph.add_edges_from((a.source, a.target) for a in scene.arrows if a.kind != "version" and a.source != a.target)
+    digraph.add_edges_from((a.source, a.target) for a in scene.arrows if not a.runs_back and a.source != a.target)
     return digraph
 
 
@@ -80,7 +80,7 @@ def _chains(scene: Scene) -> dict[str, Hashable]:
     """A box joins the chain of its only source, if it is that source's only reader, on its mesh and of its kind."""
     digraph = rows_digraph(scene)
     boxes = {box.name: box for box in scene.boxes}
-    special = {name for arrow in scene.arrows if arrow.kind == "version" for name in (arrow.source, arrow.target)}
+    special = {name for arrow in scene.arrows if arrow.runs_back for name in (arrow.source, arrow.target)}
     rank = generations(digraph)
     head: dict[str, Hashable] = {}
     for name in sorted(boxes, key=rank.__getitem__):

@@ -82,7 +82,7 @@ def place(scene: Scene) -> Placed:
     layers: list[list[Place]] = [[] for _ in range(2 * max(layer_of.values(), default=0) + 1)]
     for at in boxes.values():
         layers[at.layer].append(at)
-    down = [a for a in scene.arrows if a.kind != "version" and boxes[a.source].layer < boxes[a.target].layer]
+    down = [a for a in scene.arrows if not a.runs_back and boxes[a.source].layer < boxes[a.target].layer]
     room = _Room(layers, len(lane_of))
     # Short arrows have the least choice of a lane: they choose first.
     down.sort(key=lambda arrow: boxes[arrow.target].layer - boxes[arrow.source].layer)
@@ -116,8 +116,8 @@ def _lane_order(scene: Scene) -> list[str]:
     cluster = {box.name: box.cluster for box in scene.boxes}
     joined: dict[tuple[str, str], int] = defaultdict(int)
     for arrow in scene.arrows:
-        joined[cluster[arrow.source], cluster[arrow.target]] += 0 if arrow.kind == "version" else 1
-    ends = [cluster[name] for arrow in scene.arrows if arrow.kind == "version" for name in (arrow.source, arrow.target)]
+        joined[cluster[arrow.source], cluster[arrow.target]] += 0 if arrow.runs_back else 1
+    ends = [cluster[name] for arrow in scene.arrows if arrow.runs_back for name in (arrow.source, arrow.target)]
 
     def cost(order: Iterable[str]) -> float:
         order = list(order)

@@ -55,7 +55,7 @@ def box_size(box: Box) -> tuple[float, float]:
 def label_lines(arrow: Arrow) -> tuple[tuple[str, bool], ...]:
     """The lines of an arrow's label, and whether each names columns (the others are notes)."""
     columns = () if arrow.kind == "gate" else arrow.columns
-    if arrow.kind == "version":
+    if arrow.runs_back:
         return tuple((clip(line, 40), True) for line in (arrow.heading, *columns) if line)
     shown = [clip(column, LABEL_CHARS) for column in columns[:LABEL_COLUMNS]]
     rows: list[str] = []

@@ -7,7 +7,7 @@ from .measure import label_lines
 from .scene import HOST, Arrow, Box, Scene
 from .svg import KINDS
 
-_ARROW = {"column": "-->", "gate": "-.->", "version": "-.->"}
+_ARROW = {"column": "-->", "gate": "-.->", "version": "-.->", "refill": "-.->"}
 
 
 def to_mermaid(scene: Scene) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowrl.graph import FilterSpec, Graph, Node, PromptsSpec, SamplesSpec
 
@@ -17,6 +17,8 @@ class Rate:
     """``prompts`` or ``rows``."""
     at_most: bool = False
     """A filter may drop some."""
+    a_wave: bool = False
+    """So many in each wave of the step: a filter behind may ask for further prompts."""
 
 
 def rates(graph: Graph) -> dict[str, Rate]:
@@ -31,8 +33,22 @@ def rates(graph: Graph) -> dict[str, Rate]:
     for name in order:
         rate = _rate(nodes[name], known) if name in nodes else None
         if rate is not None:
-            known[name] = rate
+            known[name] = replace(rate, a_wave=_in_waves(graph, nodes[name], known))
     return known
+
+
+def is_refilled(graph: Graph, node: Node) -> bool:
+    """Whether it sees only what a filter that refills lets pass."""
+    specs = [graph[gate].spec for gate in node.gates if gate in graph.nodes]
+    return any(isinstance(spec, FilterSpec) and spec.refill for spec in specs)
+
+
+def _in_waves(graph: Graph, node: Node, known: Mapping[str, Rate]) -> bool:
+    if isinstance(node.spec, PromptsSpec):
+        return any(data["kind"] == "refill" for *_, data in graph.digraph.in_edges(node.name, data=True))
+    if is_refilled(graph, node) or (isinstance(node.spec, FilterSpec) and node.spec.refill):
+        return False
+    return any(known[name].a_wave for name in node.sources if name in known)
 
 
 def _rate(node: Node, known: Mapping[str, Rate]) -> Rate | None:

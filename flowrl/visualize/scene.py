@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flowrl.describe import describe
-from flowrl.graph import Binding, EvaluateSpec, Graph, Node, RolloutSpec
+from flowrl.graph import BACK, Binding, EvaluateSpec, FilterSpec, Graph, Node, RolloutSpec
 from flowrl.mesh import AXES, Mesh
 from flowrl.model import Model
 from flowrl.provenance import compared
 
-from .rates import Rate, rates
+from .rates import Rate, is_refilled, rates
 from .settings import settings_lines
 
 Bounds = Mapping[tuple[str, str], str]
 """The bound of a queue, as text, by its writer and reader."""
 
-ArrowKind = Literal["column", "gate", "version"]
+ArrowKind = Literal["column", "gate", "version", "refill"]
 HOST = "host"
 """Key of the cluster of nodes that have no mesh."""
 
@@ -51,7 +51,7 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrow:
-    """All columns from one box to another, a gate, or a model's versions."""
+    """All columns from one box to another, a gate, a model's versions, or a filter's wish for further prompts."""
 
     source: str
     target: str
@@ -63,6 +63,11 @@ class Arrow:
     """The bound of its queue, as text."""
     heading: str = ""
     """What its label begins with, where several arrows share one line."""
+
+    @property
+    def runs_back(self) -> bool:
+        """Whether it carries no rows, and stands apart from the order of those that do."""
+        return self.kind in BACK
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -192,20 +197,30 @@ def _arrows(graph: Graph, nodes: Mapping[str, Node], bounds: Bounds) -> Iterable
             heading = f"to {target}:" if several else ""
             yield Arrow(source=source, target=target, kind=kind, columns=lines, heading=heading)
             continue
+        if kind == "refill":
+            yield Arrow(source=source, target=target, kind=kind, columns=(_waves(nodes[source]),))
+            continue
         yield Arrow(
             source=source,
             target=target,
             kind=kind,
             columns=("kept rows",) if kind == "gate" else tuple(columns),
-            rate=_rate(rate_of.get(source), bool(nodes[target].gates)),
+            rate=_rate(graph, rate_of.get(source), nodes[target]),
             bound=bounds.get((source, target), ""),
         )
 
 
-def _rate(rate: Rate | None, gated: bool) -> str:
+def _rate(graph: Graph, rate: Rate | None, reader: Node) -> str:
     if rate is None:
         return ""
-    return f"{'≤ ' if gated or rate.at_most else ''}{rate.count:,} {rate.unit}"
+    a_wave = " a wave" if rate.a_wave and not is_refilled(graph, reader) else ""
+    return f"{'≤ ' if reader.gates or rate.at_most else ''}{rate.count:,} {rate.unit}{a_wave}"
+
+
+def _waves(node: Node) -> str:
+    """The label of a refill: how often a step may read its prompts."""
+    assert isinstance(node.spec, FilterSpec)
+    return f"refill (at most {node.spec.refill} waves)"
 
 
 def _version(update: Node, reader: Node) -> list[str]:

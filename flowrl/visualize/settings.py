@@ -137,7 +137,8 @@ def _function(node: Node, spec: FunctionSpec) -> list[str]:
 
 def _filter(node: Node, spec: FilterSpec) -> list[str]:
     keep = function_name(spec.keep).split(":")[-1].split(".")[-1]
-    return [f"keep={keep} per={node.per}", f"reason: {spec.reason}" if spec.reason != node.name else ""]
+    refill = f" refill={spec.refill}" if spec.refill else ""
+    return [f"keep={keep} per={node.per}{refill}", f"reason: {spec.reason}" if spec.reason != node.name else ""]
 
 
 def _update(node: Node, spec: UpdateSpec) -> list[str]:

@@ -63,6 +63,9 @@ _STYLE = f"""
 .fl .version .line{{stroke:#15803d;stroke-dasharray:6 4;stroke-width:1.7}}
 .fl .version .tip{{fill:#15803d}}
 .fl .version .column{{fill:#15803d}}
+.fl .refill .line{{stroke:#be185d;stroke-dasharray:6 4;stroke-width:1.7}}
+.fl .refill .tip{{fill:#be185d}}
+.fl .refill .column{{fill:#be185d}}
 """
 _DARK = """
 .fl text{fill:#a3b1c4}
@@ -81,6 +84,9 @@ _DARK = """
 .fl .version .line{stroke:#4ade80}
 .fl .version .tip{fill:#4ade80}
 .fl .version .column{fill:#4ade80}
+.fl .refill .line{stroke:#f472b6}
+.fl .refill .tip{fill:#f472b6}
+.fl .refill .column{fill:#f472b6}
 """
 
 
@@ -200,7 +206,12 @@ def _label(line: Line) -> str:
 
 def _legend(scene: Scene, y: float) -> list[str]:
     """What the kinds of lines mean; nothing where there is one kind only."""
-    texts = {"column": "columns", "gate": "gate: only rows that a filter kept", "version": "a model's next version"}
+    texts = {
+        "column": "columns",
+        "gate": "gate: only rows that a filter kept",
+        "version": "a model's next version",
+        "refill": "further prompts for groups that a filter dropped",
+    }
     kinds = [kind for kind in texts if any(arrow.kind == kind for arrow in scene.arrows)]
     parts, x = [], MARGIN + 2
     for kind in kinds if len(kinds) > 1 else []:

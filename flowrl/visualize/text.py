@@ -27,7 +27,7 @@ ASCII = str.maketrans("┬├╰┴┤╴│─┼▶◀╌╮╯╎·…→≤�
 """For terminals that know no more: every character has a stand-in of the same width."""
 MAX_RAILS = 8
 VERSION_WIDTH = 4
-"""Columns at the right for the way back of versions."""
+"""Columns at the right for the way back of versions and refills."""
 
 
 def to_text(scene: Scene, width: int = 80, *, ascii_only: bool | None = None) -> str:
@@ -75,7 +75,7 @@ class _Rails:
         self.last: dict[str, int] = {}
         self.inputs: dict[str, list[str]] = {box.name: [] for box in order}
         for arrow in arrows:
-            if arrow.kind != "version" and at[arrow.source] < at[arrow.target]:
+            if not arrow.runs_back and at[arrow.source] < at[arrow.target]:
                 self.last[arrow.source] = max(self.last.get(arrow.source, 0), at[arrow.target])
                 if arrow.source not in self.inputs[arrow.target]:
                     self.inputs[arrow.target].append(arrow.source)
@@ -157,17 +157,18 @@ def _texts(box: Box, arrows: Sequence[Arrow], titles: Mapping[str, str]) -> Iter
     for arrow in arrows:
         if arrow.target == box.name:
             notes = f" ({', '.join(arrow.notes)})" if arrow.notes else ""
-            verb = {"column": "reads", "gate": "gated by", "version": "from"}[arrow.kind]
+            verb = {"column": "reads", "gate": "gated by", "version": "from", "refill": "asked by"}[arrow.kind]
             what = "" if arrow.kind == "gate" else f": {', '.join(arrow.columns)}"
             yield f"{verb} {titles[arrow.source]}{what}{notes}"
 
 
 class _Back:
-    """The way of versions back up, at the right edge: one rail, from each update to the first that reads its model."""
+    """The way back up of versions and refills, at the right edge: one rail, from each update to the first that reads
+    its model and from each filter to the prompts that it asks for more."""
 
     def __init__(self, order: Sequence[Box], arrows: Sequence[Arrow]) -> None:
         at = {box.name: i for i, box in enumerate(order)}
-        ends = [(at[a.target], at[a.source]) for a in arrows if a.kind == "version" and at[a.target] < at[a.source]]
+        ends = [(at[a.target], at[a.source]) for a in arrows if a.runs_back and at[a.target] < at[a.source]]
         self.rows: Mapping[int, str] = {row: "◀╌" for row, _ in ends} | {row: " ╌" for _, row in ends}
         self.top = min((row for row, _ in ends), default=0)
         self.bottom = max((row for _, row in ends), default=-1)

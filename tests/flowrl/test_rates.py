@@ -81,6 +81,73 @@ def test_a_filter_changes_no_rate() -> None:
     assert filtered.edges["filter", "update"].rows == 32 * 8
 
 
+def refilled(
+    waves: int, n: int = 8, staleness: int = 0, steps: int = 1, batch: int = 32, before: bool = False
+) -> Graph:
+    @fl.graph
+    def graph():
+        policy = fl.Model("model", optimizer=fl.AdamW(lr=1e-6))
+        prompts = fl.prompts(ROWS, batch=batch, last="wrap", max_prompt_tokens=100)
+        samples = fl.rollout(policy, prompts, n=n, max_new_tokens=10, staleness=staleness)
+        scores = exact_match(samples)
+        judged = whole(samples, scores) if before else scores
+        kept = fl.filter(samples, judged, keep=lambda scores: True, per="group", refill=waves)
+        level = whole(samples, scores, name="level")
+        advantage = advantages.gpg(kept, scores)
+        fl.update(policy, kept, advantage, level=level, loss=scaled(), batch=steps * batch)
+
+    return graph()
+
+
+@fl.node(out="scores", per="batch")
+def whole(scores: Any) -> Any:
+    return scores
+
+
+@fl.loss
+def scaled(logprobs: Any, advantages: Any, level: Any) -> Any:
+    return -advantages * logprobs * level
+
+
+def test_the_longest_step_of_a_refilled_graph_is_the_iteration() -> None:
+    found = bounds(refilled(waves=4, staleness=1))
+    assert found.repetitions == {
+        "prompts": 4,
+        "rollout": 4 * 32,
+        "exact_match": 4 * 32 * 8,
+        "filter": 4 * 32,
+        "level": 1,
+        "gpg": 1,
+        "update": 1,
+    }
+    rows = {edge: bound.rows for edge, bound in found.edges.items()}
+    assert rows["prompts", "rollout"] == 2 * 4 * 32
+    assert rows["rollout", "exact_match"] == rows["exact_match", "filter"] == 2 * 4 * 32 * 8
+    assert rows["rollout", "update"] == rows["level", "update"] == rows["exact_match", "gpg"] == 2 * 4 * 32 * 8
+    assert rows["filter", "update"] == rows["filter", "gpg"] == rows["gpg", "update"] == 2 * 32 * 8
+
+
+def test_a_filter_that_waits_for_the_step_which_it_fills_deadlocks_and_is_named() -> None:
+    with pytest.raises(RateError, match="the bounded queues deadlock") as caught:
+        bounds(refilled(waves=2, before=True))
+    assert "'filter' waits for 'whole'" in str(caught.value)
+    assert "'prompts' waits for 'filter'" in str(caught.value)
+    assert bounds(refilled(waves=1, before=True)).repetitions["update"] == 1, "one wave refills nothing"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    waves=st.integers(1, 6), batch=st.integers(1, 9), n=st.integers(1, 5), staleness=st.integers(0, 4),
+    steps=st.integers(1, 5),
+)  # fmt: skip
+def test_the_longest_step_runs_to_its_end_within_the_bounds(
+    waves: int, batch: int, n: int, staleness: int, steps: int
+) -> None:
+    found = bounds(refilled(waves, n, staleness, steps, batch))
+    assert found.repetitions["rollout"] == waves * steps * batch
+    assert all(bound.peak <= bound.rows for bound in found.edges.values())
+
+
 def test_queues_too_small_for_a_group_deadlock_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "_capacity", lambda origins, source, target: 1)
     with pytest.raises(RateError, match="the bounded queues deadlock") as caught:

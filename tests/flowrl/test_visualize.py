@@ -74,6 +74,16 @@ def ppo(train: fl.Mesh = fl.Mesh(dp=2), sample: fl.Mesh = fl.Mesh(dp=4), value: 
     fl.evaluate(policy, fl.prompts(ROWS, batch=16, name="held_out"), exact_match, every=10)
 
 
+@fl.graph
+def dapo(waves: int = 4):
+    """Dynamic sampling."""
+    policy = fl.Model("builtin:reverse_digits", optimizer=fl.AdamW(lr=1e-6))
+    samples = fl.rollout(policy, fl.prompts(ROWS, batch=8), n=4)
+    scores = exact_match(samples)
+    useful = fl.filter(samples, scores, keep=lambda scores: scores.std() > 0, per="group", refill=waves)
+    fl.update(policy, useful, centre(useful, scores), loss=clip())
+
+
 def function_node(name, sources):
     spec = FunctionSpec(
         function=len, settings={}, timeout_s=None, on_error="fail", retries=0, max_failure_rate=0.0, role="node"
@@ -125,6 +135,27 @@ def test_rows_behind_a_filter_are_an_upper_bound():
     rates = {(arrow.source, arrow.target): arrow.rate for arrow in scene_of(ppo()).arrows}
     assert rates["rollout", "filter"] == "128 rows"
     assert rates["exact_match", "gae"] == "≤ 128 rows"
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html", ".mmd", ".dot", ".txt"])
+def test_every_format_shows_from_where_a_filter_refills(suffix):
+    text = to_string(dapo(), suffix)
+    for part in ("refill=4", "refill (at most 4 waves)", "8 prompts a wave", "32 rows a wave"):
+        assert part in text, part
+
+
+def test_a_refill_runs_back_from_the_filter_to_the_prompts():
+    scene = scene_of(dapo())
+    [arrow] = [arrow for arrow in scene.arrows if arrow.kind == "refill"]
+    assert (arrow.source, arrow.target) == ("filter", "prompts")
+    drawing = draw(fold(scene))
+    assert arrow.runs_back
+    [line] = [line for line in drawing.lines if line.arrow == arrow]
+    assert line.points[0][1] > line.points[-1][1], "it leaves the filter below the prompts"
+    rates = {(a.source, a.target): a.rate for a in scene.arrows}
+    assert rates["prompts", "rollout"] == "8 prompts a wave"
+    assert rates["rollout", "exact_match"] == "32 rows a wave"
+    assert rates["filter", "update"] == rates["rollout", "update"] == "≤ 32 rows"
 
 
 def test_two_meshes_of_one_shape_are_two_clusters():
@@ -181,7 +212,7 @@ def test_dot_with_hostile_names_is_made_of_whole_quoted_strings():
     assert "\\\\N" in text
 
 
-GRAPHS = [grpo(), ppo(), tangled(36), joined_layers(3, 4), cyclic(), chain(1)]
+GRAPHS = [grpo(), ppo(), dapo(), tangled(36), joined_layers(3, 4), cyclic(), chain(1)]
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)

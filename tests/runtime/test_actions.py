@@ -118,6 +118,31 @@ def read_all(graph: Any, steps: int) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("last", "waves"),
+    [("drop", [[0, 1], [2], None]), ("short", [[0, 1], [2], None]), ("wrap", [[0, 1], [2, 0], None])],
+)
+def test_a_wave_reads_the_batches_that_it_is_told_and_takes_what_there_is(last: str, waves: list[Any]) -> None:
+    @fl.graph
+    def three() -> None:
+        model = policy()
+        prompts = fl.prompts(ROWS[:3], batch=1, shuffle=False, last=last, epochs=1)  # type: ignore[arg-type]
+        samples = fl.rollout(model, prompts, n=2, max_new_tokens=2)
+        fl.update(model, samples, advantages.grpo(samples, digest(samples)), loss=PPO, batch=2)
+
+    hands, first, found = Hands(three()), 0, []
+    for wave in range(len(waves)):
+        hands.blocks.clear()
+        batches = [2 * wave, 2 * wave + 1]
+        hands.fire("prompts", step=7, settings={"batches": batches, "first_prompt": first})
+        rows = hands.rows("prompts") if hands.blocks else None
+        found.append(None if rows is None else rows["answer"])
+        if rows is not None:
+            assert rows.keys == [Key(7, first + i) for i in range(len(rows))]
+            first += len(rows)
+    assert found == waves
+
+
 # --- rollout, forward
 
 
