@@ -40,6 +40,7 @@ from .rates import bounds
 from .refill import check_refill
 from .shape import check_bindings, check_cycles, check_joins, check_read
 from .sources import open_source
+from .vocabulary import check_vocabularies
 
 
 def check(
@@ -72,6 +73,7 @@ def check(
         *check_data(graph),
         *problems,
         *check_lengths(graph, facts),
+        *check_vocabularies(graph, facts),
         *check_function_meshes(graph),
         *check_ranks(graph, visible_gpus() if gpus is None else gpus),
         *check_layout(graph, facts),

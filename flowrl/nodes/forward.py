@@ -49,7 +49,9 @@ def topk(
     line = caller()
     label = name or "topk"
     if at is not None:
-        expect(at, TopK, node=label, parameter="at", at=line)
+        if not isinstance(at, TopK):
+            fix = "at=fl.topk(policy, samples), or k= for the most likely tokens of the model itself"
+            raise wrong(label, line, "at names no tokens", at, "what fl.topk returns", fix)
         if k is not None:
             fix = "leave k= out: it is that of the node that names the tokens"
             raise wrong(label, line, "k is given beside the tokens themselves", k, "k=, or at=", fix)

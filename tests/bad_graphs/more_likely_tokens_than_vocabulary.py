@@ -1,0 +1,21 @@
+"""More likely tokens than the model has tokens.
+
+error: GraphError
+node: topk
+message: node 'topk' wants the 101 most likely tokens of model 'teacher', which has 100
+"""
+
+import flowrl as fl
+from flowrl import losses
+
+ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(64)]
+
+
+@fl.graph
+def distill(lr: float = 1e-6):
+    policy = fl.Model("model", optimizer=fl.AdamW(lr=lr))
+    teacher = fl.Model("model", name="teacher")
+    prompts = fl.prompts(ROWS, batch=8)
+    samples = fl.rollout(policy, prompts, n=4, max_new_tokens=64)
+    likely = fl.topk(teacher, samples, k=101)  # here
+    fl.update(policy, samples, likely, loss=losses.distill())

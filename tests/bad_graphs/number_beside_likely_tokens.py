@@ -1,0 +1,22 @@
+"""The number of likely tokens beside the tokens themselves.
+
+error: WrongType
+node: topk_2
+message: node 'topk_2': k is given beside the tokens themselves
+"""
+
+import flowrl as fl
+from flowrl import losses
+
+ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(64)]
+
+
+@fl.graph
+def distill(lr: float = 1e-6):
+    policy = fl.Model("model", optimizer=fl.AdamW(lr=lr))
+    teacher = fl.Model("model", name="teacher")
+    prompts = fl.prompts(ROWS, batch=8)
+    samples = fl.rollout(policy, prompts, n=4, max_new_tokens=64)
+    named = fl.topk(policy, samples, k=8)
+    likely = fl.topk(teacher, samples, k=16, at=named, name="topk_2")  # here
+    fl.update(policy, samples, likely, loss=losses.distill())
