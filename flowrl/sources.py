@@ -45,6 +45,8 @@ class Source:
     """The row as the user's object gives it."""
     lines: Sequence[int] | None = None
     """Line of each row in its file, from 1."""
+    origin: Callable[[int], str] | None = None
+    """Where a row of a source that is made of another one stands."""
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         """The row, as a dict of its own.
@@ -57,6 +59,8 @@ class Source:
             raise IndexError(row)
         try:
             value = self.get(row)
+        except DataError:  # it says itself what is wrong
+            raise
         except Exception as error:
             problem = f"{self.place(row)} cannot be read: {type(error).__name__}: {error}"
             raise DataError(problem, fix="a source gives a dict for each row number from 0") from error
@@ -64,6 +68,8 @@ class Source:
 
     def place(self, row: int) -> str:
         """Where a row stands, for messages: ``train.jsonl:5 (row 3)`` or ``row 3 of the list``."""
+        if self.origin is not None:
+            return self.origin(row)
         return f"{self.name}:{self.lines[row]} (row {row})" if self.lines else f"row {row} of {self.name}"
 
 

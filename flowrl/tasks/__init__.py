@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from .addition import Addition
 from .count_up import CountUp
-from .reverse_digits import ReverseDigits
+from .reverse_digits import ReverseDigits, ReverseDigitsPairs
 from .verify import exact_match, share_correct
 
-TASKS: dict[str, type[Addition] | type[CountUp] | type[ReverseDigits]] = {
+TASKS: dict[str, type[Addition] | type[CountUp] | type[ReverseDigits] | type[ReverseDigitsPairs]] = {
     "addition": Addition,
     "count_up": CountUp,
     "reverse_digits": ReverseDigits,
+    "reverse_digits_pairs": ReverseDigitsPairs,
 }
 """By the name behind ``builtin:``."""
 
-__all__ = ["TASKS", "Addition", "CountUp", "ReverseDigits", "exact_match", "share_correct"]
+__all__ = ["TASKS", "Addition", "CountUp", "ReverseDigits", "ReverseDigitsPairs", "exact_match", "share_correct"]
