@@ -101,7 +101,9 @@ def as_text(data: object) -> Source:
         if isinstance(row.get("prompt"), str):
             return row
         prompt = to_transcript(as_messages(row.get("prompt")))
-        texts = {name: _text_of(row[name]) for name in ("chosen", "rejected", "answer", "mismatched") if name in row}
+        texts: Row = {
+            name: _text_of(row[name]) for name in ("chosen", "rejected", "answer", "mismatched") if name in row
+        }
         return {**row, **texts, "prompt": prompt}
 
     return _mapped(source, source.columns, convert)

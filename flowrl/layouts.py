@@ -24,11 +24,11 @@ def as_pair(row: Row) -> Row:
     chosen, rejected = (_sided(row, name) for name in ("chosen", "rejected"))
     asked = _asked(row)
     if isinstance(chosen, str) and isinstance(rejected, str) and asked is None:
-        transcripts = from_transcript(chosen), from_transcript(rejected)
-        if transcripts[0] is None or transcripts[1] is None:
+        left, right = from_transcript(chosen), from_transcript(rejected)
+        if left is None or right is None:
             shared = shared_text(chosen, rejected)
             return _made(row, prompt=shared, chosen=chosen[len(shared) :], rejected=rejected[len(shared) :])
-        chosen, rejected = transcripts
+        chosen, rejected = left, right
     if isinstance(chosen, str) or isinstance(rejected, str):
         if asked is None or type(chosen) is not type(rejected):
             raise DataError("one answer is text and the other is not, or there is no prompt", found=", ".join(row))

@@ -51,7 +51,7 @@ def responses(worker: Worker, firing: Firing, parts: Parts) -> Made:
     dropped: dict[Key, str] = {}
     for row, key in enumerate(firing.keys):
         try:
-            samples += reading.samples(row, key)
+            samples += list(reading.samples(row, key))  # all of a prompt, or none
         except _TooLong:
             dropped[key] = TOO_LONG
         except DataError as error:

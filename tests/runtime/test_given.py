@@ -126,8 +126,9 @@ def test_a_too_long_answer_is_an_error_that_names_its_row() -> None:
     assert "on_too_long='drop' or 'cut'" in text
 
 
-def test_a_too_long_answer_takes_its_prompt_along() -> None:
-    hands = given(sft_on(max_new_tokens=3, on_too_long="drop"))
+@pytest.mark.parametrize("columns", [("good", "bad"), ("bad", "good")])
+def test_a_too_long_answer_takes_its_prompt_along(columns: Any) -> None:
+    hands = given(sft_on(columns=columns, max_new_tokens=3, on_too_long="drop"))
     assert hands.rows("responses").keys == [Key(0, 0, 0), Key(0, 0, 1)]
     assert hands.dropped() == {Key(0, 1): "an answer is too long"}
 
