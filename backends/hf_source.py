@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,15 @@ def describe(source: str) -> ModelFacts:
     Raises:
         BackendError: there is no such model here.
     """
-    config = read_config(find_model(source))
+    folder = find_model(source)
+    config = read_config(folder)
     text: dict[str, Any] = config | (config.get("text_config") or {})
     return ModelFacts(
         max_length=_first(text, _LENGTHS),
         num_heads=_first(text, _HEADS),
         num_layers=_first(text, _LAYERS),
         vocab_size=_first(text, ("vocab_size",)),
+        vocabulary=partial(read_vocabulary, folder),
     )
 
 
@@ -57,6 +60,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of a model folder."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
+
+
+@lru_cache(maxsize=8)
+def read_vocabulary(folder: Path) -> dict[str, int] | None:
+    """The id of every token, those that were added included, by the files of a fast tokenizer or of a BPE; None for a
+    folder with neither."""
+    fast, plain = _json(folder / "tokenizer.json"), _json(folder / "vocab.json")
+    if fast is None and plain is None:
+        return None
+    tokens = plain or {}
+    if fast is not None:
+        vocabulary = fast["model"]["vocab"]
+        if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score, by id
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        tokens = {**vocabulary, **{added["content"]: added["id"] for added in fast.get("added_tokens") or ()}}
+    decoder = (_json(folder / "tokenizer_config.json") or {}).get("added_tokens_decoder") or {}
+    added = {token["content"]: int(number) for number, token in decoder.items() if "content" in token}
+    return {**tokens, **(_json(folder / "added_tokens.json") or {}), **added}
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _existing(folder: Path, source: str) -> Path:

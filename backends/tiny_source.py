@@ -69,7 +69,11 @@ def describe(source: str) -> ModelFacts:
         BackendError: a path without a tiny model.
     """
     find_folder(source)
-    return ModelFacts(max_length=None, num_heads=None, num_layers=None, vocab_size=VOCAB_SIZE)
+    return ModelFacts(max_length=None, num_heads=None, num_layers=None, vocab_size=VOCAB_SIZE, vocabulary=_vocabulary)
+
+
+def _vocabulary() -> dict[str, int]:
+    return {**{f"byte {number}": number for number in range(BOS)}, "<bos>": BOS, "<eos>": EOS}
 
 
 def find_folder(source: str) -> Path | None:

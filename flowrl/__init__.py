@@ -17,7 +17,20 @@ from .graph import Graph, Node  # noqa: E402
 from .loss import Loss, loss  # noqa: E402
 from .mesh import Mesh  # noqa: E402
 from .model import AdamW, Dtype, Model  # noqa: E402
-from .nodes import evaluate, filter, logit_energy, logprobs, prompts, responses, rollout, score, topk, update, values  # noqa: E402
+from .nodes import (  # noqa: E402
+    evaluate,
+    filter,
+    judge,
+    logit_energy,
+    logprobs,
+    prompts,
+    responses,
+    rollout,
+    score,
+    topk,
+    update,
+    values,
+)
 from .stream import Advantages, LogProbs, Metrics, Prompts, Samples, Scores, Stream, TopK, Values  # noqa: E402
 from .tool import Tool, tool  # noqa: E402
 from .trace import GraphFunction, graph  # noqa: E402
@@ -49,6 +62,7 @@ __all__ = [
     "evaluate",
     "filter",
     "graph",
+    "judge",
     "logit_energy",
     "logprobs",
     "loss",

@@ -8,7 +8,7 @@ dp size cannot change a result beyond rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -309,6 +309,10 @@ class BackendFactory(Protocol):
         ...
 
 
+def _no_vocabulary() -> None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
     """What a model's configuration file says, which the checks need before weights or torch are loaded."""
@@ -318,3 +322,5 @@ class ModelFacts:
     num_heads: int | None
     num_layers: int | None
     vocab_size: int | None
+    vocabulary: Callable[[], Mapping[str, int] | None] = _no_vocabulary
+    """Reads the id of every token from the tokenizer's file; None when there is none that says so. It is large."""

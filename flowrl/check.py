@@ -22,7 +22,7 @@ from .errors import (
     WrongType,
     did_you_mean,
 )
-from .graph import EvaluateSpec, FunctionSpec, Graph, Node, PromptsSpec, RolloutSpec, UpdateSpec
+from .graph import EvaluateSpec, FunctionSpec, Graph, JudgeSpec, Node, PromptsSpec, RolloutSpec, UpdateSpec
 from .loss import TRAINED
 from .model import Model
 from .origins import Origins
@@ -40,7 +40,7 @@ from .rates import bounds
 from .refill import check_refill
 from .shape import check_bindings, check_cycles, check_joins, check_read
 from .sources import open_source
-from .vocabulary import check_vocabularies
+from .vocabulary import check_tokenizers, check_vocabularies
 
 
 def check(
@@ -73,6 +73,7 @@ def check(
         *check_data(graph),
         *problems,
         *check_lengths(graph, facts),
+        *check_tokenizers(graph, facts),
         *check_vocabularies(graph, facts),
         *check_function_meshes(graph),
         *check_ranks(graph, visible_gpus() if gpus is None else gpus),
@@ -143,7 +144,7 @@ def check_heads(graph: Graph) -> list[FlowrlError]:
 
 
 def _heads(node: Node) -> Iterator[tuple[str, str]]:
-    if isinstance(node.spec, RolloutSpec | EvaluateSpec):
+    if isinstance(node.spec, RolloutSpec | EvaluateSpec | JudgeSpec):
         yield "which samples tokens", "lm"
     if isinstance(node.spec, UpdateSpec):
         heads = {HEAD_OF[column]: column for column in node.spec.loss.reads if column in TRAINED}
@@ -261,13 +262,15 @@ def check_lengths(graph: Graph, facts: Mapping[str, ModelFacts]) -> list[FlowrlE
 
 
 def _longest_response(origins: Origins, node: Node) -> int:
-    if isinstance(node.spec, EvaluateSpec):
+    if isinstance(node.spec, EvaluateSpec | JudgeSpec):
         return node.spec.sampling.max_new_tokens
     return origins.longest_response(node.name)
 
 
 def _longest_prompt(origins: Origins, node: Node) -> tuple[int, bool]:
     """Tokens of the longest prompt, and whether a setting says so: at least one otherwise."""
+    if isinstance(node.spec, JudgeSpec):  # what it is asked is made while the run goes on
+        return (node.spec.max_prompt_tokens, True) if node.spec.max_prompt_tokens else (1, False)
     specs = [prompts.spec for prompts in origins.prompts[node.name]]
     declared = [spec.max_prompt_tokens for spec in specs if isinstance(spec, PromptsSpec) and spec.max_prompt_tokens]
     return (max(declared), True) if declared else (1, False)

@@ -16,7 +16,7 @@
     │   ├── LengthError       prompt + response longer than the model
     │   ├── MeshError         mesh factors, ranks and batch do not fit
     │   ├── RateError         no repetition vector, or the bounded queues would deadlock
-    │   └── ProvenanceError   log-probs of different temperature, support or model are mixed
+    │   └── ProvenanceError   log-probs of different temperature, support or model are mixed, or tokens of two models
     ├── ConfigError           a graph parameter: unknown key, wrong type, unreadable file
     ├── DataError             the rows of a source: none, too few, too long, a missing value
     ├── BackendError          a backend that is not installed, or cannot do what is asked

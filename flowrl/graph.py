@@ -156,6 +156,8 @@ class ForwardSpec:
     temperature: float
     k: int = 0
     """Ids a token that ``topk_ids`` and ``topk_logprobs`` are about."""
+    text: bool = False
+    """The model reads the text of prompt and response in its own tokens, not the ids of the one that sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +179,19 @@ class FunctionSpec:
     """Fewest samples of a prompt that the function is defined for."""
     needs: Callable[[], None] | None = None
     """Raises a `FlowrlError` where this machine cannot run the function; asked before the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeSpec:
+    """`fl.judge`: a language model is asked about each sample, and its answer is read as a score."""
+
+    ask: FunctionSpec
+    """From columns to what the judge is asked: text, or chat messages."""
+    read: FunctionSpec
+    """From the text of its answer to a score."""
+    sampling: Sampling
+    max_prompt_tokens: int | None
+    """Longest question; None is limited by the judge's length alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,7 +250,17 @@ class EvaluateSpec:
     """What answers its turns."""
 
 
-Spec = PromptsSpec | RolloutSpec | ResponsesSpec | ForwardSpec | FunctionSpec | FilterSpec | UpdateSpec | EvaluateSpec
+Spec = (
+    PromptsSpec
+    | RolloutSpec
+    | ResponsesSpec
+    | ForwardSpec
+    | JudgeSpec
+    | FunctionSpec
+    | FilterSpec
+    | UpdateSpec
+    | EvaluateSpec
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -258,8 +283,8 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """``prompts``, ``rollout``, ``responses``, ``forward``, ``reward``, ``advantage``, ``node``, ``metric``,
-        ``filter``, ``update`` or ``evaluate``."""
+        """``prompts``, ``rollout``, ``responses``, ``forward``, ``judge``, ``reward``, ``advantage``, ``node``,
+        ``metric``, ``filter``, ``update`` or ``evaluate``."""
         return self.spec.role if isinstance(self.spec, FunctionSpec) else type(self.spec).__name__[:-4].lower()
 
     @property

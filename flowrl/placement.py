@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .backend import ModelFacts
 from .errors import BackendError, FlowrlError, Location, MeshError
-from .graph import ForwardSpec, Graph, Node, RolloutSpec, UpdateSpec
+from .graph import ForwardSpec, Graph, JudgeSpec, Node, RolloutSpec, UpdateSpec
 from .mesh import AXES, Mesh
 from .model import Model
 from .origins import Origins
@@ -135,7 +135,7 @@ def check_shares(graph: Graph) -> list[FlowrlError]:
     origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     for node in graph.nodes.values():
-        if node.mesh is None or not isinstance(node.spec, UpdateSpec | RolloutSpec | ForwardSpec):
+        if node.mesh is None or not isinstance(node.spec, UpdateSpec | RolloutSpec | ForwardSpec | JudgeSpec):
             continue
         batch = origins.step_size(node.name)
         if isinstance(node.spec, UpdateSpec):

@@ -40,7 +40,10 @@ from .checkpoint import partial_folder
 from .conversation import Conversation
 from .events import Action, Firing
 from .given import responses
-from .made import Counts, Emitted, Made, Parts
+from .judging import judge
+from .made import Counts, Emitted, Made, Parts, reward_metrics, sum_of_scores
+from .own_tokens import in_own_tokens
+from .registry import describe
 from .tool_calls import ToolCalls
 from .turns import Turns
 
@@ -96,12 +99,12 @@ def forward(worker: Worker, firing: Firing, parts: Parts) -> Made:
     """Log-probs, likely tokens, values or scores of responses."""
     node = worker.plan.graph[firing.node]
     assert isinstance(node.spec, ForwardSpec)
-    rows = Rows(firing.keys, worker.arguments(firing, parts))
-    spec = node.spec
-    found = worker.model_of(firing).forward(rows, spec.outputs, spec.temperature, spec.k)
+    spec, model, columns = node.spec, worker.model_of(firing), worker.arguments(firing, parts)
+    rows = _own_tokens(node, model.tokenizer, firing.keys, columns) if spec.text else Rows(firing.keys, columns)
+    found = model.forward(rows, spec.outputs, spec.temperature, spec.k)
     made = Rows(found.keys, {name: found[output] for name, output in zip(node.outputs, spec.outputs, strict=True)})
     yield Emitted(made)
-    yield _reward(worker, node, made)
+    yield reward_metrics(worker.plan, node, made)
 
 
 def function(worker: Worker, firing: Firing, parts: Parts) -> Made:
@@ -113,7 +116,11 @@ def function(worker: Worker, firing: Firing, parts: Parts) -> Made:
     if called.rows is not None or called.dropped:
         yield Emitted(called.rows, called.dropped)
     values = {name: Sum(value, 1) for name, value in called.values.items()}
-    yield {**values, **_reward(worker, node, called.rows), **_correction(node, firing.keys, columns, called.rows)}
+    yield {
+        **values,
+        **reward_metrics(worker.plan, node, called.rows),
+        **_correction(node, firing.keys, columns, called.rows),
+    }
 
 
 def filter(worker: Worker, firing: Firing, parts: Parts) -> Made:
@@ -175,7 +182,7 @@ def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
         made, failed = _response_rows(responses, firing.version, model.tokenizer, node.spec.sampling), 0
     shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
     called = _score(worker, node.name, node.spec, shared.with_columns(**made.columns))
-    metrics = {node.name: _sum_of(called.rows)}
+    metrics = {node.name: sum_of_scores(called.rows)}
     if "drop" in _policies(node.spec):  # a failed call is no score of 0: the share of them stands beside the mean
         metrics[f"{node.name}/failed"] = Sum(len(called.dropped) + failed, len(made) + failed)
     yield metrics
@@ -230,6 +237,7 @@ ACTIONS: dict[Action, Callable[[Worker, Firing, Parts], Made]] = {
     "rollout": rollout,
     "responses": responses,
     "forward": forward,
+    "judge": judge,
     "function": function,
     "filter": filter,
     "record": record,
@@ -355,13 +363,6 @@ def _score(worker: Worker, name: str, spec: EvaluateSpec, rows: Rows) -> Called:
     return call_function(node, spec.score, rows.keys, {name: rows[name] for name in wanted})
 
 
-def _reward(worker: Worker, node: Node, rows: Rows | None) -> Metrics:
-    """The scores that a node gave, as ``reward``, or ``reward/NODE`` where they are not the run's (`Plan.reward`)."""
-    if "scores" not in node.outputs or rows is None:
-        return {}
-    return {"reward" if node.name == worker.plan.reward else f"reward/{node.name}": _sum_of(rows)}
-
-
 def _correction(node: Node, keys: Sequence[Key], columns: Mapping[str, Column], rows: Rows | None) -> Metrics:
     """Of a node that weighs trained tokens or narrows their mask: the mean weight, and the share that is left out."""
     if rows is None or "mask" not in columns or not {"mask", "importance_weights"} & {*node.outputs}:
@@ -377,5 +378,8 @@ def _correction(node: Node, keys: Sequence[Key], columns: Mapping[str, Column], 
     return metrics
 
 
-def _sum_of(scored: Rows | None) -> Sum:
-    return Sum(0.0, 0) if scored is None else Sum(float(np.sum(scored["scores"], dtype=np.float64)), len(scored))
+def _own_tokens(node: Node, tokenizer: Tokenizer, keys: Sequence[Key], columns: Mapping[str, Column]) -> Rows:
+    """What a model reads that has its own tokenizer."""
+    assert node.model is not None
+    max_length = describe(node.model.backend, node.model.source).max_length
+    return in_own_tokens(tokenizer, keys, columns, max_length=max_length, at=node.at)

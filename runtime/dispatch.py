@@ -8,8 +8,8 @@ prompts    the step to be open; of a filter that refills,      the host
            the groups of the wave before to be decided
 rollout    its prompts, admission, weights at rest             each rank its share of the prompts
 responses  its prompts, admission                              the host
-forward    its whole share; a trained model: the step's        each rank its share
-           version
+forward,   its whole share; a trained model: the step's        each rank its share
+judge      version
 function   rows, whole groups, or the whole step               any workers with room
 backward   the step to be closed to new prompts; the rows of   the rank whose share they are
            a pass; the step's version
@@ -69,6 +69,7 @@ class Dispatch:
             "rollout": self._rollout,
             "responses": self._responses,
             "forward": self._forward,
+            "judge": self._forward,
             "function": self._function,
             "filter": self._function,
             "backward": self._update,
@@ -165,11 +166,12 @@ class Dispatch:
         version = self.weights.served(progress.stage)
         if self.plan.model_of[progress.stage.name] in self.weights.versions and version != step.number:
             return  # an earlier step trains first
+        action = progress.stage.action
         for share, worker in self._shares_to_fire(step, progress):
             if share.rows <= progress.settled:
                 progress.fired.add(share.number)
                 if keys := progress.ready_of(share.samples):
-                    self._fire(worker, step, progress, "forward", keys, progress.take(keys), version=version)
+                    self._fire(worker, step, progress, action, keys, progress.take(keys), version=version)
 
     def _function(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
@@ -302,5 +304,5 @@ def _even(keys: Sequence[Key], whole_groups: bool, count: int) -> list[Sequence[
 
 def _readers_of(plan: Plan, models: list[str]) -> dict[str, list[str]]:
     """Stages that read the weights of each model, other than its update."""
-    readers = [stage for stage in plan.stages.values() if stage.action in ("rollout", "forward")]
+    readers = [stage for stage in plan.stages.values() if stage.action in ("rollout", "forward", "judge")]
     return {model: [stage.name for stage in readers if plan.model_of[stage.name] == model] for model in models}

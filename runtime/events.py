@@ -18,6 +18,7 @@ Action = Literal[
     "rollout",
     "responses",
     "forward",
+    "judge",
     "function",
     "filter",
     "backward",

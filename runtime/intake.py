@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from flowrl.backend import Sum
-from flowrl.graph import FunctionSpec, Node, RolloutSpec
+from flowrl.graph import FunctionSpec, JudgeSpec, Node, RolloutSpec
 from flowrl.rows import PROMPT, Key
 
 from .course import shown
@@ -100,7 +100,9 @@ class Intake:
 
 
 def called_by(node: Node) -> FunctionSpec | None:
-    """The function whose failures drop a node's rows: its own, or a rollout's tool."""
+    """The function whose failures drop a node's rows: its own, a rollout's tool, or what reads a judge's answers."""
     if isinstance(node.spec, RolloutSpec):
         return node.spec.tool.call if node.spec.tool else None
+    if isinstance(node.spec, JudgeSpec):
+        return node.spec.read
     return node.spec if isinstance(node.spec, FunctionSpec) else None

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from flowrl.backend import Metrics, Sum
-from flowrl.rows import Key
+from flowrl.graph import Node
+from flowrl.rows import Key, Rows
+
+from .plan import Plan
 
 
 @dataclass(slots=True)
@@ -52,3 +57,15 @@ class Counts:
             "truncated": Sum(self.cut, self.samples),
             **{name: Sum(count, self.samples) for name, count in self._turns.items()},
         }
+
+
+def reward_metrics(plan: Plan, node: Node, rows: Rows | None) -> Metrics:
+    """The scores that a node gave, as ``reward``, or ``reward/NODE`` where they are not the run's (`Plan.reward`)."""
+    if "scores" not in node.outputs or rows is None:
+        return {}
+    return {"reward" if node.name == plan.reward else f"reward/{node.name}": sum_of_scores(rows)}
+
+
+def sum_of_scores(scored: Rows | None) -> Sum:
+    """All scores, under their number."""
+    return Sum(0.0, 0) if scored is None else Sum(float(np.sum(scored["scores"], dtype=np.float64)), len(scored))

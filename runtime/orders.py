@@ -20,7 +20,7 @@ MAX_QUEUED = 2
 """Firings on one worker: one runs and one waits, which hides the way there; more would be decided too early."""
 MAX_ATTEMPTS = 3
 RETRIABLE: frozenset[Action] = frozenset(
-    {"prompts", "rollout", "responses", "forward", "function", "filter", "evaluate"}
+    {"prompts", "rollout", "responses", "forward", "judge", "function", "filter", "evaluate"}
 )
 """Actions that change nothing but their output, so that a lost one can be fired again."""
 REMEMBERED = 1024

@@ -18,6 +18,7 @@ from flowrl.graph import (
     ForwardSpec,
     FunctionSpec,
     Graph,
+    JudgeSpec,
     Node,
     Per,
     PromptsSpec,
@@ -223,6 +224,8 @@ def _action(node: Node) -> Action:
             return "responses"
         case ForwardSpec():
             return "forward"
+        case JudgeSpec():
+            return "judge"
         case FunctionSpec():
             return "function"
         case FilterSpec():

@@ -50,6 +50,7 @@ class Recorder:
         lengths = tables.lengths(rollout, "response_ids")
         versions = tables.first(rollout, "versions")
         scores = {name: tables.values(name, "scores") for name in sources if name not in (prompts, rollout)}
+        judged = {name: tables.values(name, "judgement") for name in scores if "judgement" in nodes[name].outputs}
         dropped: Mapping[str, str] = firing.settings.get("dropped", {})
         self.lines.write_all(
             sample_row(
@@ -61,6 +62,7 @@ class Recorder:
                 stop=stops.get(key),
                 num_tokens=lengths.get(key),
                 dropped=dropped.get(str(row)),
+                **{f"{name}_said": found[key] for name, found in judged.items() if key in found},
             )
             for row, key in enumerate(firing.keys)
         )

@@ -19,6 +19,8 @@ from .sampling import temperature_of
 
 DEFAULT_K = 16
 """Tokens of `topk`: as many as keep nearly all of a language model's probability at nearly every place."""
+TEXT = ("prompt", "prompt_messages", "response", "stop")
+"""What a model reads that has its own tokenizer."""
 
 
 def logprobs(model: Model, samples: Samples, *, temperature: float | None = None, name: str | None = None) -> LogProbs:
@@ -79,9 +81,16 @@ def values(model: Model, samples: Samples, *, name: str | None = None) -> Values
     return Values(*_forward("values", model, samples, {"values": "values"}, name))
 
 
-def score(model: Model, samples: Samples, *, name: str | None = None) -> Scores:
-    """A score for each response, of a reward model (``head="score"``)."""
-    return Scores(*_forward("score", model, samples, {"scores": "scores"}, name))
+def score(model: Model, samples: Samples, *, text: bool = False, name: str | None = None) -> Scores:
+    """A score for each response, of a reward model (``head="score"``).
+
+    Args:
+        text: the reward model reads the text of prompt and response in its own tokens, as it must when its tokenizer is
+            not the policy's. Chat messages go through its own chat template with the response as the assistant's turn;
+            a text and its response are tokenized as one, with one beginning-of-sequence token, and with an
+            end-of-sequence token where the response ended by one. The score is that of the last token.
+    """
+    return Scores(*_forward("score", model, samples, {"scores": "scores"}, name, text=text))
 
 
 def _forward(
@@ -94,6 +103,7 @@ def _forward(
     temperature: float | None = None,
     k: int = 0,
     ids: TopK | None = None,
+    text: bool = False,
 ) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Declare the node: `columns` by what the model computes for them, about `k` tokens, or those that `ids` names."""
     at = caller()
@@ -114,15 +124,14 @@ def _forward(
     head = HEAD_OF[next(iter(columns.values()))]
     expect_head(model, head, label, at)
     named = [] if ids is None else [Binding("topk_ids", ids.node, next(c for c in ids.columns if c.endswith("_ids")))]
+    reads = [parameter(column) for column in (TEXT if text else ("prompt_ids", "response_ids"))]
+    temperature = sampled_at if head == "lm" else 1.0
     node = tracer().add(
         lambda final: Node(
             name=final,
-            spec=ForwardSpec(outputs=tuple(columns.values()), temperature=sampled_at if head == "lm" else 1.0, k=k),
+            spec=ForwardSpec(outputs=tuple(columns.values()), temperature=temperature, k=k, text=text),
             per="row",
-            bindings=(
-                *bind([parameter("prompt_ids"), parameter("response_ids")], (samples,), {}, node=final, at=at),
-                *named,
-            ),
+            bindings=(*bind(reads, (samples,), {}, node=final, at=at), *named),
             gates=gates_of([samples, *([] if ids is None else [ids])]),
             outputs=tuple(columns),
             at=at,

@@ -14,6 +14,7 @@ from flowrl.graph import (
     FilterSpec,
     ForwardSpec,
     FunctionSpec,
+    JudgeSpec,
     Node,
     PromptsSpec,
     ResponsesSpec,
@@ -114,8 +115,20 @@ def _responses(node: Node, spec: ResponsesSpec) -> list[str]:
 
 def _forward(node: Node, spec: ForwardSpec) -> list[str]:
     model = f"model={node.model.name}" if node.model else ""
+    text = ["of text, in its own tokens"] if spec.text else []
     told = [*_unless("k", spec.k, 0), *_unless("temperature", spec.temperature, 1.0)]
-    return [f"{spec.outputs[-1]} {model}", _pairs(told)]
+    return [f"{spec.outputs[-1]} {model}", *text, _pairs(told)]
+
+
+def _judge(node: Node, spec: JudgeSpec) -> list[str]:
+    asks, reads = (function_name(each.function).split(":")[-1].split(".")[-1] for each in (spec.ask, spec.read))
+    settings = [
+        ("max_new_tokens", spec.sampling.max_new_tokens),
+        *_unless("temperature", spec.sampling.temperature, 0.0),
+        *_unless("max_prompt_tokens", spec.max_prompt_tokens, None),
+        *_unless("on_error", spec.read.on_error, "fail"),
+    ]
+    return [f"model={node.model.name}" if node.model else "", f"asks {asks}(), reads {reads}()", _pairs(settings)]
 
 
 def _function(node: Node, spec: FunctionSpec) -> list[str]:
@@ -169,6 +182,7 @@ _FORMAT: dict[type, Callable[[Node, Any], list[str]]] = {
     RolloutSpec: _rollout,
     ResponsesSpec: _responses,
     ForwardSpec: _forward,
+    JudgeSpec: _judge,
     FunctionSpec: _function,
     FilterSpec: _filter,
     UpdateSpec: _update,

@@ -27,6 +27,7 @@ KINDS = {
     "rollout": ("#2563eb", "#60a5fa"),
     "responses": ("#2563eb", "#60a5fa"),
     "forward": ("#0e7490", "#22d3ee"),
+    "judge": ("#b45309", "#fbbf24"),
     "reward": ("#b45309", "#fbbf24"),
     "advantage": ("#7c3aed", "#a78bfa"),
     "node": ("#4d7c0f", "#a3e635"),
