@@ -59,6 +59,6 @@ def test_sft_is_the_cross_entropy_of_what_is_trained(
     assert metrics["tokens"].total == tokens
     assert metrics["rows"].total == 4
     denominator = loss.denominator(tokens, 4)
-    assert metrics["loss"].total / denominator == pytest.approx(float(total / tokens), rel=EXACT[name])
+    assert metrics["loss"].total / denominator == pytest.approx(total.item() / tokens, rel=EXACT[name])
     for parameter, p in module.named_parameters():
         torch.testing.assert_close(p.grad / denominator, wanted[parameter], rtol=EXACT[name], atol=EXACT[name])
