@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from flowrl.backend import HEAD_OF, Metrics, Output, Prompt, Ranks, Response, Sampling, Sum, Tokenizer
 from flowrl.checksum import weights_checksum
 from flowrl.errors import BackendError, CheckpointError, NodeError
-from flowrl.kl import estimate
 from flowrl.loss import TOPK_IDS, TRAINED, Loss
 from flowrl.model import Model
 from flowrl.rows import Ragged, Rows
@@ -39,6 +38,7 @@ from .batch import (
     sequences,
     trained_rows,
 )
+from .drift import drift, merge, to_metrics
 from .generate import generate
 from .network import Network
 from .optimizer import Optimizer
@@ -115,9 +115,8 @@ class TorchBackend:
             wanted = packed(mask_of(some)).astype(np.bool_)
             batch = make_batch(some, self._device, wanted, share=self.network.shares_prompts)
             tokens += int(wanted.sum())
-            for name, total in self._backward(batch, loss, temperature).items():
-                sums[name] = sums[name] + total if name in sums else total
-        metrics = _metrics(sums, tokens, len(selected), loss)
+            merge(sums, self._backward(batch, loss, temperature))
+        metrics = to_metrics(sums, tokens, len(selected), loss)
         if loss.selects_by:
             metrics["left_out"] = Sum(float(len(trained) - len(selected)), float(len(trained)))
         return metrics
@@ -224,7 +223,8 @@ class TorchBackend:
         }
 
     def _backward(self, batch: Batch, loss: Loss, temperature: float) -> dict[str, Tensor]:
-        """Add one micro-batch's gradient; sums of its metrics, each name with its weight under ``name/weight``."""
+        """Add one micro-batch's gradient; sums of its metrics (see `drift.merge`), each with its weight under
+        ``name/weight``."""
         if self.network.head == "score":
             found = {"scores": self._scores(batch.rows)}
         else:
@@ -240,7 +240,7 @@ class TorchBackend:
             raise
         numerator.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            sums = _drift(batch, {name: value.detach() for name, value in found.items()}, dtype)
+            sums = drift(batch, {name: value.detach() for name, value in found.items()}, dtype)
             sums["loss"] = numerator.detach()
             for name, (total, count) in metrics.items():
                 sums[name], sums[f"{name}/weight"] = total, count
@@ -313,30 +313,3 @@ def _lengths(rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _ids_of(batch: Batch, column: str) -> Tensor:
     """[wanted, k] int64."""
     return batch.flat(batch.column(column, torch.float32)).long()
-
-
-def _drift(batch: Batch, found: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Sums over trained tokens of how far the trained policy is from the reference and from the sampler."""
-    if "logprobs" not in found:
-        return {}
-    sums = {"entropy": found["entropy"].sum()}
-    if "old_logprobs" in batch.rows.columns:
-        old = batch.flat(batch.column("old_logprobs", dtype))
-        sums["kl"] = estimate(old, found["logprobs"], estimator="k1").sum()
-        sums["mismatch_kl"] = estimate(old, found["logprobs"], estimator="k3").sum()
-    if "ref_logprobs" in batch.rows.columns:
-        reference = batch.flat(batch.column("ref_logprobs", dtype))
-        sums["kl"] = estimate(found["logprobs"], reference, estimator="k3").sum()
-    return sums
-
-
-def _metrics(sums: dict[str, Tensor], tokens: int, rows: int, loss: Loss) -> Metrics:
-    """Numbers from tensors, in one transfer."""
-    values = torch.stack([value.double() for value in sums.values()]).tolist() if sums else []
-    numbers = dict(zip(sums, values, strict=True))
-    metrics: Metrics = {"tokens": Sum(float(tokens), 1.0), "rows": Sum(float(rows), 1.0)}
-    metrics["loss"] = Sum(numbers.pop("loss", 0.0), loss.denominator(tokens, rows))
-    for name, value in numbers.items():
-        if not name.endswith("/weight"):
-            metrics[name] = Sum(value, numbers.get(f"{name}/weight", float(tokens)))
-    return metrics

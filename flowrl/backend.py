@@ -47,13 +47,56 @@ class Sum(NamedTuple):
         """``total / weight``; nan when nothing was counted."""
         return self.total / self.weight if self.weight else float("nan")
 
+    @property
+    def value(self) -> float | None:
+        """The mean; None when nothing was counted."""
+        return self.mean if self.weight else None
+
     def __add__(self, other: object) -> Sum:
-        assert isinstance(other, tuple)
-        return Sum(self.total + other[0], self.weight + other[1])
+        assert isinstance(other, Sum)
+        return Sum(self.total + other.total, self.weight + other.weight)
 
 
-Metrics = dict[str, Sum]
+class Max(NamedTuple):
+    """A metric as the largest of some numbers; two together are the larger."""
+
+    value: float
+
+    def __add__(self, other: object) -> Max:
+        assert isinstance(other, Max)
+        return max(self, other)
+
+
+class EffectiveShare(NamedTuple):
+    """Importance weights w as the share of their number that they are worth: ``(sum w)^2 / (n * sum w^2)``.
+
+    The effective sample size (Kong 1992) over the sample size: 1 when all weights are equal, 1/n when one has all of
+    it. The parts add up, so that the share of several together is exact.
+    """
+
+    total: float
+    squares: float
+    number: float
+
+    @property
+    def value(self) -> float | None:
+        """The share, in (0, 1]; None when nothing was counted."""
+        return self.total**2 / (self.number * self.squares) if self.number else None
+
+    def __add__(self, other: object) -> EffectiveShare:
+        assert isinstance(other, EffectiveShare)
+        return EffectiveShare(self.total + other.total, self.squares + other.squares, self.number + other.number)
+
+
+Metric = Sum | Max | EffectiveShare
+"""What adds up over micro-batches, passes and ranks, and only then becomes a number: its ``value``."""
+Metrics = dict[str, Metric]
 """By name. A plain number is ``Sum(value, 1)``."""
+
+
+def metric_of(parts: Sequence[float]) -> Metric:
+    """A metric from its parts, as a message carries them: each kind has its own number of them."""
+    return Max(*parts) if len(parts) == 1 else Sum(*parts) if len(parts) == 2 else EffectiveShare(*parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,7 +280,9 @@ class Backend(Protocol):
         Args:
             rows: ``prompt_ids``, ``response_ids``, ``mask`` and every other column that the loss reads; all rows of a
                 prompt together when it couples them, and then they share a forward pass; for one that reads
-                ``topk_logprobs``, the trained model's log-probs at some ids, also these: ``teacher_ids``.
+                ``topk_logprobs``, the trained model's log-probs at some ids, also these: ``teacher_ids``. Where a
+                sampler of this model made the rows, ``sampler_logprobs`` too, while the weights are those that the
+                update begins with.
             loss: what to differentiate.
             temperature: divides the logits before the log-probs.
             max_tokens: most padded tokens (rows x longest) in one forward pass, where what may not be parted is no
@@ -247,7 +292,9 @@ class Backend(Protocol):
             Sums. The totals of ``"tokens"`` and ``"rows"`` count trained tokens and the rows that have one, of rows
             that the loss is about (`Loss.select`; ``"left_out"`` is the share of the others): over the whole
             mini-batch they make the denominator (`Loss.denominator`). ``"loss"`` is the unnormalised sum under
-            the weight of its own denominator; ``"kl"``, ``"entropy"`` and the rest are sums over trained tokens.
+            the weight of its own denominator; ``"kl"``, ``"entropy"`` and the rest are sums over trained tokens. With
+            ``sampler_logprobs``, of the ratio of the model to its sampler: ``"mismatch_kl"`` (k3), ``"max_ratio"`` and
+            ``"ess"``, an `EffectiveShare`.
 
         Raises:
             NodeError: a trained token has a loss that is not finite.

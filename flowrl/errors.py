@@ -29,6 +29,7 @@
         ├── TemplateError     a chat template renders what was sampled as something else
         ├── WorkerDied        a process ended without saying why
         ├── DeadlineError     a wait ran out; says what for, and who owes it
+        ├── MismatchError     the sampler is further from the trainer than the update allows
         ├── CheckpointError   a checkpoint that cannot be written or read
         └── LedgerError       the ledger's sums do not add up: a bug of flowrl
 
@@ -212,6 +213,10 @@ class WorkerDied(RunError):
 
 class DeadlineError(RunError):
     """A wait ran out."""
+
+
+class MismatchError(RunError):
+    """The sampler is further from the trainer than the update allows."""
 
 
 class CheckpointError(RunError):

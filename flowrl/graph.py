@@ -236,6 +236,8 @@ class UpdateSpec:
     """Largest global gradient norm."""
     temperature: float
     """Of the rollout that made the samples: the trainer divides its logits by the same."""
+    max_mismatch: float | None = None
+    """Largest mean ``mismatch_kl`` that the optimizer may step on, in nats; None is no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,9 +66,12 @@ def provenance(graph: Graph, node: str, column: str) -> Provenance | None:
 
 
 def compared(graph: Graph, node: Node) -> dict[str, Provenance | None]:
-    """By parameter, the provenance of the log-probs that a node reads."""
-    reads = [b for b in node.bindings if is_logprobs(b.column) or is_logprobs(b.parameter)]
-    return {b.parameter: provenance(graph, b.source, b.column) for b in reads}
+    """By parameter, the provenance of the log-probs that a node reads; of a column under two names, the first."""
+    reads: dict[tuple[str, str], str] = {}
+    for binding in node.bindings:
+        if is_logprobs(binding.column) or is_logprobs(binding.parameter):
+            reads.setdefault((binding.source, binding.column), binding.parameter)
+    return {parameter: provenance(graph, *column) for column, parameter in reads.items()}
 
 
 def check_provenance(graph: Graph) -> list[FlowrlError]:

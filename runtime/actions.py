@@ -146,7 +146,10 @@ def backward(worker: Worker, firing: Firing, parts: Parts) -> Made:
     """Add the gradients of rows."""
     spec = worker.plan.graph[firing.node].spec
     assert isinstance(spec, UpdateSpec)
-    rows = Rows(firing.keys, worker.arguments(firing, parts))
+    columns = worker.arguments(firing, parts)
+    if firing.settings.get("moved"):  # an optimizer step since the sampling: what that changed is no mismatch
+        columns.pop("sampler_logprobs", None)
+    rows = Rows(firing.keys, columns)
     loss = coefficients.loss_of(worker, firing.node)
     yield worker.model_of(firing).backward(rows, loss, spec.temperature, spec.max_tokens)
 
@@ -182,7 +185,7 @@ def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
         made, failed = _response_rows(responses, firing.version, model.tokenizer, node.spec.sampling), 0
     shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
     called = _score(worker, node.name, node.spec, shared.with_columns(**made.columns))
-    metrics = {node.name: sum_of_scores(called.rows)}
+    metrics: Metrics = {node.name: sum_of_scores(called.rows)}
     if "drop" in _policies(node.spec):  # a failed call is no score of 0: the share of them stands beside the mean
         metrics[f"{node.name}/failed"] = Sum(len(called.dropped) + failed, len(made) + failed)
     yield metrics

@@ -28,7 +28,7 @@ RECORD = "run.json"
 PARTIAL = ".partial"
 SHOWN = 4
 """Differing settings that an error shows."""
-MAY_CHANGE = frozenset({"staleness", "max_tokens", "timeout_s", "retries", "model"})
+MAY_CHANGE = frozenset({"staleness", "max_tokens", "timeout_s", "retries", "model", "max_mismatch"})
 """Settings that change how a run goes on, not what it learns from."""
 _NAME = re.compile(r"step-(\d{6,})(\.partial)?")
 

@@ -33,6 +33,7 @@ from .course import shown
 from .evaluations import Evaluations
 from .events import MAKES_SAMPLES, Action, Firing, Warn
 from .ledger import Ledger
+from .mismatch import mismatch_error
 from .orders import MAX_QUEUED, Orders, reasons
 from .plan import Plan, Stage
 from .progress import Share, StageProgress, StepRows, parts
@@ -64,6 +65,8 @@ class Dispatch:
         self.waves = waves
         self.rounds: dict[tuple[str, int], UpdateRound] = {}
         """By update and step."""
+        self.stopped: dict[str, Any] | None = None
+        """The error of an update whose optimizer may not step, which ends the run."""
         launchers = {
             "prompts": self._prompts,
             "rollout": self._rollout,
@@ -196,8 +199,10 @@ class Dispatch:
             worker = self.plan.pools[stage.pool].workers[each.rank]
             if update.running[each.rank] < MAX_QUEUED:  # whatever else it holds: nothing else may hold up training
                 update.begin_pass(each)
-                rows = progress.take(each.keys)
-                self._fire(worker, step, progress, "backward", each.keys, rows, version=version, missing=0)
+                rows, settings = progress.take(each.keys), {"moved": update.steps_done > 0}
+                self._fire(
+                    worker, step, progress, "backward", each.keys, rows, version=version, missing=0, settings=settings
+                )
         if update.step_due() and self._may_step(step, stage):
             self._step(step, progress, update)
 
@@ -232,6 +237,9 @@ class Dispatch:
             why = "; ".join([*left, *([reasons(dead.values())] if dead else [])])
             text = f"step {shown(step.number)}: node '{stage.name}' has nothing to train: {why}"
             self.orders.commands.append(Warn(text))
+        self.stopped = mismatch_error(self.plan.graph[stage.name], step.number, update)
+        if self.stopped:
+            return
         settings: dict[str, Any] = {"denominator": denominator, "publish": update.last_step}
         if loss.adaptive:
             observed = {name: list(each) for name, each in update.observed().items()}

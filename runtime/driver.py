@@ -208,9 +208,13 @@ class _Run:
             at_first, average = self._reward or (reward, reward)
             self._reward = at_first, average + REWARD_WEIGHT * (reward - average)
         tokens = metrics.get("response_tokens", 0.0)
-        kl = metrics.get("kl", metrics.get("mismatch_kl"))
         first = {"step": step + 1, "version": step + 1, "reward": metrics.get("reward"), "loss": metrics.get("loss")}
-        record = {**first, "kl": kl, "lag": metrics.get("lag", 0), "tokens_per_s": tokens / max(seconds, 1e-9)}
+        record = {
+            **first,
+            "kl": metrics.get("kl"),
+            "lag": metrics.get("lag", 0),
+            "tokens_per_s": tokens / max(seconds, 1e-9),
+        }
         record |= {"time_s": seconds, **{name: value for name, value in metrics.items() if name not in record}}
         if self.folder:
             self.folder.metrics.write(record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flowrl.backend import Sum
+from flowrl.backend import Metrics
 from flowrl.graph import EvaluateSpec
 from flowrl.rows import Key
 
@@ -97,7 +97,7 @@ class Evaluations:
         waited_for = [stage for stage in self.stages if self._line(self._version(stage)) == step]
         return any(self._running[stage.name] or self._due(stage) for stage in waited_for)
 
-    def label(self, firing: Firing, metrics: dict[str, Sum]) -> dict[str, Sum]:
+    def label(self, firing: Firing, metrics: Metrics) -> Metrics:
         """Metrics of an evaluation under the names that they have in the line of its step."""
         return metrics if firing.version else {f"{name}/start": value for name, value in metrics.items()}
 

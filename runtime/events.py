@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from flowrl.backend import Sum
+from flowrl.backend import Metrics
 from flowrl.rows import Key
 
 Action = Literal[
@@ -117,7 +117,7 @@ class Finished:
     worker: str
     firing: int
     attempt: int
-    metrics: dict[str, Sum] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     compute_s: float = 0.0
     """Seconds inside the node's own code."""
 

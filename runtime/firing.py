@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flowrl.backend import Metrics, Sum
+from flowrl.backend import Metrics, metric_of
 from flowrl.errors import FlowrlError
 
 from .actions import ACTIONS
@@ -47,7 +47,7 @@ def fire(worker: Worker, firing: Firing, parts: Sequence[Content]) -> Iterator[E
         yield Failed(worker.name, firing.id, firing.attempt, describe_error(error))
         return
     compute_s += time.perf_counter() - begun
-    sums = {name: Sum(_plain(total), _plain(weight)) for name, (total, weight) in metrics.items()}
+    sums = {name: metric_of([_plain(part) for part in metric]) for name, metric in metrics.items()}
     yield Finished(worker.name, firing.id, firing.attempt, sums, compute_s)
 
 

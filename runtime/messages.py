@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.backend import Sum
+from flowrl.backend import metric_of
 from flowrl.rows import Key, pack_keys, unpack_keys
 
 from .events import Block, Event, Failed, Finished, Fire, Firing, Free, Input, Joined, Produced, Send
@@ -78,7 +78,7 @@ def unpack_event(worker: str, message: dict[str, Any]) -> Event:
             dropped = {key: reason for reason, keys in message["dropped"] for key in _unkeys(keys)}
             return Produced(worker, message["firing"], message["attempt"], block, dropped)
         case "finished":
-            metrics = {name: Sum(*value) for name, value in message["metrics"].items()}
+            metrics = {name: metric_of(value) for name, value in message["metrics"].items()}
             return Finished(worker, message["firing"], message["attempt"], metrics, message["compute_s"])
         case "failed":
             return Failed(worker, message["firing"], message["attempt"], message["error"])

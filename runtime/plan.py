@@ -99,6 +99,9 @@ class Plan:
     """By stage: the name of the model that it runs."""
     refills: dict[str, Refill] = field(init=False)
     """By rollout: the filter that replaces groups which it drops, if it has one."""
+    prefixes: dict[str, str] = field(init=False)
+    """By update: what the names of its metrics begin with. Those of the update that trains the policy have plain names:
+    the first whose model samples, or the first of all where none does. Of the others it is ``MODEL/``."""
     reward: str | None = field(init=False)
     """The node whose scores are a run's reward: the only one whose scores make no other scores."""
 
@@ -111,6 +114,7 @@ class Plan:
         in_space = {name: tuple(s for s in stages if s.space == name) for name in self.samples_per_prompt}
         object.__setattr__(self, "in_space", in_space)
         object.__setattr__(self, "refills", refills(self.graph))
+        object.__setattr__(self, "prefixes", _prefixes(self.graph))
         object.__setattr__(self, "reward", _reward(self.graph))
 
     def behind(self, rollout: str) -> frozenset[str]:
@@ -302,6 +306,14 @@ def _pools(graph: Graph) -> dict[str, Pool]:
             name=name, kind=kind, size=node.mesh.world_size, mesh=node.mesh, models=tuple(models.get(name, ()))
         )
     return pools
+
+
+def _prefixes(graph: Graph) -> dict[str, str]:
+    nodes = graph.nodes.values()
+    updates = [node for node in nodes if isinstance(node.spec, UpdateSpec)]
+    samplers = [node.model for node in nodes if isinstance(node.spec, RolloutSpec)]
+    main = next((node for node in updates if node.model in samplers), updates[0] if updates else None)
+    return {node.name: "" if node is main or node.model is None else f"{node.model.name}/" for node in updates}
 
 
 def _reward(graph: Graph) -> str | None:

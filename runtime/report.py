@@ -32,7 +32,8 @@ SHOWN = {"loss": "loss", "reward": "reward", "kl": "kl", "lag": "lag", "tok/s": 
 """What each line says first, in this order, and the key of the record that holds it."""
 
 EXTRAS = ("version", "dropped", "entropy", "clip_fraction", "grad_norm", "lr", "response_tokens", "time_s")
-"""What a line says after that, where the record has it; keys that begin with ``eval`` follow."""
+"""What a line says after that, where the record has it; the losses of further models (``critic/loss``) and keys that
+begin with ``eval`` follow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +174,8 @@ class PlainLines:
 def step_line(record: Mapping[str, Any]) -> str:
     """One step in one line. A value that the record lacks is ``-``; text and nested values are left out."""
     pairs = [f"{label}={number(record.get(key), whole=is_count(key, record))}" for label, key in SHOWN.items()]
-    more = [*EXTRAS, *sorted(key for key in record if key.startswith("eval"))]
+    more = [*EXTRAS, *sorted(key for key in record if key.endswith("/loss"))]
+    more += sorted(key for key in record if key.startswith("eval"))
     more = [key for key in more if isinstance(record.get(key), (int, float))]
     pairs += [f"{key}={number(record[key], whole=is_count(key, record))}" for key in more]
     return f"step {record.get('step', '-')} {' '.join(pairs)}"

@@ -206,7 +206,7 @@ class Scheduler:
             return
         if firing.step in self.steps:
             metrics = self._evaluations.label(firing, event.metrics) if firing.action == "evaluate" else event.metrics
-            self._metrics.add(firing.step, metrics)
+            self._metrics.add(firing.step, metrics, self.plan.prefixes.get(firing.node, ""))
             self._metrics.time(firing, event.worker, event.compute_s)
         self._after(firing, event)
 
@@ -309,7 +309,10 @@ class Scheduler:
         for number, step in self.steps.items():
             if number < self._course.end:
                 self._dispatch.launch(step)
-        self._end()
+        if self._dispatch.stopped:
+            self._halt("failed", self._dispatch.stopped)
+        else:
+            self._end()
 
     def _open(self) -> None:
         """Open the steps whose prompts may be read: one further than what rollouts may start."""

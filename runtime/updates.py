@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from flowrl.backend import Sum
+from flowrl.backend import Metrics, Sum
 from flowrl.graph import UpdateSpec
 from flowrl.rows import Key
 
@@ -55,9 +55,8 @@ class UpdateRound:
         self.running = [0] * num_ranks
         """By rank: passes, or a step, that have not ended."""
         self.stepping = False
-        self._sums = {"tokens": 0.0, "rows": 0.0}
-        self._observed: dict[str, list[Sum]] = {each.metric: [] for each in spec.loss.adaptive}
-        """What coefficients follow, of each pass of the mini-batch that has ended."""
+        self._ended: list[Metrics] = []
+        """Of each pass of the mini-batch that has ended."""
         self._shares = self._split(0)
 
     @property
@@ -92,26 +91,25 @@ class UpdateRound:
 
     def sums(self) -> dict[str, float]:
         """Trained tokens and rows of the mini-batch over all ranks."""
-        return dict(self._sums)
+        return {name: self._sum(name).total for name in ("tokens", "rows")}
 
     def observed(self) -> dict[str, Sum]:
-        """Metrics that coefficients follow, summed over the mini-batch, in whatever order its passes ended."""
-        found = self._observed.items()
-        return {name: Sum(fsum(s[0] for s in sums), fsum(s[1] for s in sums)) for name, sums in found}
+        """Metrics that coefficients follow, summed over the mini-batch."""
+        return {each.metric: self._sum(each.metric) for each in self.spec.loss.adaptive}
+
+    def mismatch(self) -> Sum:
+        """KL of the sampler from the trainer, likewise; of no token once an optimizer step has moved the weights."""
+        return self._sum("mismatch_kl")
 
     def begin_step(self) -> None:
         """Every rank was told to step."""
         self.stepping = True
         self.running = [1] * self.num_ranks
 
-    def end_pass(self, rank: int, metrics: dict[str, Sum]) -> None:
+    def end_pass(self, rank: int, metrics: Metrics) -> None:
         """A pass ended with these sums."""
         self.running[rank] -= 1
-        for name in self._sums:
-            self._sums[name] += metrics[name][0] if name in metrics else 0.0
-        for name, sums in self._observed.items():
-            if name in metrics:
-                sums.append(metrics[name])
+        self._ended.append(metrics)
 
     def end_step(self, rank: int) -> None:
         """A rank has stepped; after the last one the next mini-batch begins."""
@@ -120,10 +118,14 @@ class UpdateRound:
             return
         self.stepping = False
         self.steps_done += 1
-        self._sums = dict.fromkeys(self._sums, 0.0)
-        self._observed = {name: [] for name in self._observed}
+        self._ended.clear()
         if not self.finished:
             self._shares = self._split(self.steps_done % self.spec.minibatches)
+
+    def _sum(self, name: str) -> Sum:
+        """Over the mini-batch: the same in whatever order its passes ended."""
+        found = [sums for metrics in self._ended if isinstance(sums := metrics.get(name), Sum)]
+        return Sum(fsum(each.total for each in found), fsum(each.weight for each in found))
 
     def _split(self, minibatch: int) -> list[Sequence[Key]]:
         """Keys of a mini-batch by rank, in order; those that are dead by now and those still to come among them."""

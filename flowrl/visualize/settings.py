@@ -167,6 +167,7 @@ def _update(node: Node, spec: UpdateSpec) -> list[str]:
                 *_unless("epochs", spec.epochs, 1),
                 *_unless("max_tokens", spec.max_tokens, None),
                 *_unless("clip_grad", spec.clip_grad, 1.0),
+                *_unless("max_mismatch", spec.max_mismatch, None),
             ]
         ),
     ]

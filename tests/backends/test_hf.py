@@ -242,11 +242,13 @@ def test_metrics_on_unchanged_weights(make_backend: MakeBackend, sampled: Sample
     backend = make_backend()
     rows = sampled(backend, TEXTS, temperature=0.5)
     tokens = float(rows["mask"].values.sum())
-    metrics = backend.backward(rows, POLICY, 0.5, None)
+    metrics = backend.backward(rows.with_columns(sampler_logprobs=rows["old_logprobs"]), POLICY, 0.5, None)
     assert metrics["tokens"] == (tokens, 1)
     assert metrics["rows"] == (8, 1)
     assert metrics["clip_fraction"] == (0, tokens)
     assert metrics["mismatch_kl"].mean == pytest.approx(0, abs=1e-9)
+    assert metrics["max_ratio"].value == pytest.approx(1, abs=1e-5)
+    assert metrics["ess"].value == pytest.approx(1, abs=1e-9)
     assert metrics["kl"].mean == pytest.approx(0, abs=1e-6)
     entropy = backend.forward(rows, ["entropy"], 0.5)["entropy"].values
     assert metrics["entropy"].total == pytest.approx(float(entropy.sum()), rel=1e-5)
@@ -255,6 +257,39 @@ def test_metrics_on_unchanged_weights(make_backend: MakeBackend, sampled: Sample
     reference = Ragged(rows["old_logprobs"].values - 0.5, rows["old_logprobs"].offsets)
     metrics = backend.backward(rows.with_columns(ref_logprobs=reference), POLICY, 0.5, None)
     assert metrics["kl"].mean == pytest.approx(np.exp(-0.5) - 1 + 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 12])
+def test_mismatch_is_of_the_ratio_to_the_sampler_on_trained_tokens(
+    max_tokens: int | None, make_backend: MakeBackend, sampled: Sampled
+) -> None:
+    backend = make_backend(double=True)
+    rows = sampled(backend, TEXTS)
+    offsets = rows["mask"].offsets
+    rng = np.random.default_rng(0)
+    trained = rng.random(offsets[-1]) < 0.7
+    log_ratio = rng.normal(size=offsets[-1])
+    now = backend.forward(rows, ["logprobs"], 1.0)["logprobs"].values.astype(np.float64)
+    sampler = np.where(trained, now - log_ratio, np.nan).astype(np.float32)
+    rows = rows.with_columns(mask=Ragged(trained, offsets), sampler_logprobs=Ragged(sampler, offsets))
+    metrics = backend.backward(rows, POLICY, 1.0, max_tokens)
+    w = np.exp(now - sampler)[trained]
+    assert metrics["mismatch_kl"].mean == pytest.approx(np.mean(w - 1 - np.log(w)), rel=1e-5)
+    assert metrics["max_ratio"].value == pytest.approx(w.max(), rel=1e-5)
+    assert metrics["ess"].value == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-5)
+    assert metrics["ess"].value < 0.9
+
+
+def test_a_token_that_the_trainer_thinks_impossible_has_a_finite_mismatch(
+    make_backend: MakeBackend, sampled: Sampled
+) -> None:
+    backend = make_backend()
+    rows = sampled(backend, TEXTS)
+    sampler = Ragged(rows["old_logprobs"].values - 1000, rows["old_logprobs"].offsets)
+    metrics = backend.backward(rows.with_columns(sampler_logprobs=sampler), POLICY, 1.0, None)
+    assert metrics["max_ratio"].value == pytest.approx(np.exp(20))
+    assert metrics["ess"].value == pytest.approx(1)
+    assert np.isfinite(metrics["mismatch_kl"].mean)
 
 
 def test_logit_energy_is_the_squared_norm_of_the_log_prob_s_gradient(

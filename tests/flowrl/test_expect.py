@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import flowrl as fl
+from flowrl import losses
 from flowrl.errors import WrongType
 
 ROWS = [{"prompt": str(i)} for i in range(64)]
@@ -50,6 +51,18 @@ def test_an_evaluation_of_a_model_that_nothing_samples_has_no_length_of_its_own(
         fl.evaluate(fl.Model("model"), fl.prompts(ROWS, batch=8), right, every=1)
 
     with pytest.raises(WrongType, match="node 'evaluate': max_new_tokens is not known"):
+        declared()
+
+
+@pytest.mark.parametrize("limit", [0, -0.1, True, "0.1", float("nan")])
+def test_a_limit_on_the_mismatch_is_a_number_above_0(limit: Any) -> None:
+    @fl.graph
+    def declared() -> None:
+        policy = fl.Model("model", optimizer=fl.AdamW(lr=1e-6))
+        samples = fl.rollout(policy, fl.prompts(ROWS, batch=8), n=4)
+        fl.update(policy, samples, loss=losses.sft(), max_mismatch=limit)
+
+    with pytest.raises(WrongType, match="node 'update': max_mismatch is no limit"):
         declared()
 
 

@@ -62,13 +62,18 @@ def test_the_provenance_of_a_column_follows_from_the_graph() -> None:
     assert sampled.support == "full vocabulary"
     assert provenance(graph, "rollout", "mask") is None
     assert provenance(graph, "exact_match", "scores") is None
-    assert compared(graph, graph["update"]) == {"old_logprobs": found["before"], "ref_logprobs": found["reference"]}
+    assert compared(graph, graph["update"]) == {
+        "old_logprobs": found["before"],
+        "ref_logprobs": found["reference"],
+        "sampler_logprobs": sampled,
+    }
 
 
 def test_greedy_samples_have_log_probs_at_temperature_1() -> None:
     graph = traced(with_a_reference, temperature=0.0)
     assert {str(each) for each in compared(graph, graph["update"]).values()} == {
         "policy (before the update, temperature 1)",
+        "policy (as sampled, temperature 1)",
         "reference (initial weights, temperature 1)",
     }
     assert check(graph) == []

@@ -68,3 +68,16 @@ def test_a_ready_graph_trains_for_three_steps(path: Path, tmp_path: Path) -> Non
     assert losses
     assert all(math.isfinite(loss) for loss in losses)
     assert (tmp_path / "graph.svg").read_text().startswith("<svg")
+
+
+def test_the_metrics_of_a_policy_and_its_critic_are_told_apart(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    run(small(FOLDER / "ppo.py"), steps=2, run_dir=tmp_path)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        assert step["rows"] == step["critic/rows"] == 16
+        assert step["tokens"] == step["critic/tokens"] == step["response_tokens"]
+        assert {"clip_fraction", "mismatch_kl", "ess", "max_ratio", "critic/value", "critic/grad_norm"} <= step.keys()
+        assert not {"critic/clip_fraction", "critic/mismatch_kl", "value", "value_clip_fraction"} & step.keys()
+        assert step["loss"] != step["critic/loss"]
+        assert step["lr"] != step["critic/lr"]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import flowrl as fl
 from flowrl import advantages, losses
@@ -37,6 +38,12 @@ def is_even(response: list[str]) -> bool:
     return sum(map(ord, "".join(response))) % 2 == 0
 
 
+@fl.node(out="old_logprobs")
+def wrong(logprobs: Any, versions: Any, *, by: float, since: int) -> Any:
+    """What a sampler would say whose weights are wrong from a version on."""
+    return logprobs + by * (versions >= since)
+
+
 @fl.graph
 def learn(
     trouble: str = "",
@@ -51,6 +58,8 @@ def learn(
     max_tokens: int | None = None,
     kl: float = 0.0,
     kl_target: float | None = None,
+    wrong_since: int | None = None,
+    max_mismatch: float | None = None,
     every: int | None = None,
     refill: int | None = None,
     num_rows: int = 12,
@@ -83,4 +92,14 @@ def learn(
         loss = loss + losses.kl(coef=coef)
         fl.update(policy, samples, advantage, reference, loss=loss, minibatches=minibatches)
     else:
-        fl.update(policy, samples, advantage, loss=loss, minibatches=minibatches, max_tokens=max_tokens)
+        sampler = {} if wrong_since is None else {"old_logprobs": wrong(samples, by=1.0, since=wrong_since)}
+        fl.update(
+            policy,
+            samples,
+            advantage,
+            loss=loss,
+            minibatches=minibatches,
+            max_tokens=max_tokens,
+            max_mismatch=max_mismatch,
+            **sampler,
+        )

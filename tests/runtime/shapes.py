@@ -72,6 +72,7 @@ class Shape:
     minibatches: int = 1
     epochs: int = 1
     max_tokens: int | None = None
+    max_mismatch: float | None = None
     evaluates: int = 0
     """Versions between two evaluations; 0 is none."""
     shares_prompts: bool = False
@@ -139,4 +140,5 @@ class Shape:
         if self.dropping == "diamond":
             loss = losses.policy_gradient(weights="weights")
         passes = {"minibatches": self.minibatches, "epochs": self.epochs, "max_tokens": self.max_tokens}
-        fl.update(policy, *streams, loss=loss, batch=self.batches * self.prompts, **passes)
+        passes |= {"max_mismatch": self.max_mismatch, "batch": self.batches * self.prompts}
+        fl.update(policy, *streams, loss=loss, **passes)

@@ -401,10 +401,14 @@ def test_backward_is_given_old_logprobs_of_the_sampler() -> None:
     done = hands.fire("update", list(reversed(keys)))
     [rows] = seen
     assert rows.keys == list(reversed(keys))
-    assert set(rows.columns) == {"prompt_ids", "response_ids", "mask", "old_logprobs", "advantages"}
+    columns = {"prompt_ids", "response_ids", "mask", "old_logprobs", "advantages"}
+    assert set(rows.columns) == {*columns, "sampler_logprobs"}
     expected = hands.rows("rollout").select(rows.keys)["logprobs"]
     assert rows["old_logprobs"].values.tolist() == expected.values.tolist()
+    assert rows["sampler_logprobs"].values.tolist() == expected.values.tolist()
     assert [type(number) for number in done.metrics["tokens"]] == [float, float]
+    hands.fire("update", keys, settings={"moved": True})
+    assert set(seen[-1].columns) == columns
 
 
 @fl.reward(on_error="drop")

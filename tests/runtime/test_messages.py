@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.backend import Sum
+from flowrl.backend import EffectiveShare, Max, Sum
 from flowrl.rows import Key
 from flowrl.runtime.events import Block, Died, Failed, Finished, Fire, Firing, Free, Input, Joined, Produced, Send
 from flowrl.runtime.messages import pack_command, pack_event, unpack_event, unpack_firing, unpack_rows
@@ -23,11 +23,16 @@ COLUMNS = st.lists(NAMES, max_size=3).map(tuple)
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | NAMES
 SETTINGS = st.dictionaries(NAMES, PLAIN | st.lists(PLAIN, max_size=3), max_size=3)
 BLOCKS = st.builds(Block, st.just("w"), NUMBERS, MANY_KEYS, COLUMNS, NUMBERS, ROWS)
-SUMS = st.builds(Sum, st.floats(allow_nan=False), st.floats(allow_nan=False) | st.integers(0, 9))
+FLOATS = st.floats(allow_nan=False)
+METRICS = st.one_of(
+    st.builds(Sum, FLOATS, FLOATS | st.integers(0, 9)),
+    st.builds(Max, FLOATS),
+    st.builds(EffectiveShare, FLOATS, FLOATS, FLOATS),
+)
 EVENTS = st.one_of(
     st.just(Joined("w")),
     st.builds(Produced, st.just("w"), NUMBERS, NUMBERS, st.none() | BLOCKS, st.dictionaries(KEYS, NAMES, max_size=5)),
-    st.builds(Finished, st.just("w"), NUMBERS, NUMBERS, st.dictionaries(NAMES, SUMS, max_size=3), st.floats(0, 1e6)),
+    st.builds(Finished, st.just("w"), NUMBERS, NUMBERS, st.dictionaries(NAMES, METRICS, max_size=3), st.floats(0, 1e6)),
     st.builds(Failed, st.just("w"), NUMBERS, NUMBERS, SETTINGS),
 )
 INPUTS = st.lists(st.builds(Input, NAMES, NAMES, NUMBERS, ROWS, COLUMNS), max_size=3).map(tuple)
@@ -44,7 +49,11 @@ def sent(message: dict[str, Any]) -> Any:
 
 @given(EVENTS)
 def test_events_arrive_as_they_were(event: Any) -> None:
-    assert unpack_event("w", sent(pack_event(event))) == event
+    arrived = unpack_event("w", sent(pack_event(event)))
+    assert arrived == event
+    if isinstance(event, Finished):
+        assert isinstance(arrived, Finished)
+        assert [type(metric) for metric in arrived.metrics.values()] == [type(m) for m in event.metrics.values()]
 
 
 @given(FIRINGS)

@@ -172,3 +172,24 @@ def test_a_plan_of_many_layers_is_made_at_once():
     assert len(plan.stages) == 2 + 50 + 1
     assert plan.stages["of_4_9"].waits_for == tuple(f"of_3_{i}" for i in range(10))
     assert plan.stages["record"].waits_for == tuple(f"of_4_{i}" for i in range(10))
+
+
+def test_the_metrics_of_the_update_that_trains_the_policy_have_plain_names():
+    assert Shape(critic=True).plan().prefixes == {"update": "", "update_critic": "critic/"}
+    assert two_models("policy", "critic") == {"fit_policy": "", "fit_critic": "critic/"}
+    assert two_models("critic", "policy") == {"fit_critic": "critic/", "fit_policy": ""}, "in whatever order"
+    assert two_models("policy") == {"fit_policy": ""}
+    assert two_models("critic") == {"fit_critic": ""}, "the only one is the run's"
+
+
+def two_models(*trained: str) -> dict[str, str]:
+    @fl.graph
+    def graph() -> None:
+        optimizer = fl.AdamW(lr=1e-3)
+        policy = fl.Model("builtin:x", optimizer=optimizer if "policy" in trained else None, name="policy")
+        critic = fl.Model("builtin:x", optimizer=optimizer, name="critic")
+        samples = fl.rollout(policy, fl.prompts(ROWS, batch=2), max_new_tokens=4)
+        for name in trained:
+            fl.update({"policy": policy, "critic": critic}[name], samples, loss=losses.sft(), name=f"fit_{name}")
+
+    return compile_plan(graph()).prefixes

@@ -175,6 +175,38 @@ def test_an_evaluation_is_in_the_record_of_the_step_that_made_its_version(tmp_pa
     assert ["evaluate" in record for record in metrics] == [False, True, False, True]
 
 
+def test_a_sampler_with_wrong_weights_stops_the_run_before_the_optimizer_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ("--max-mismatch", "0.01", "--wrong-since", "2", "--save-every", "1")
+    assert inline(tmp_path / "run", *wrong, steps=4) == 1
+    said = capsys.readouterr().err
+    assert "node 'update' may not train on the samples of step 3: their sampler is too far from model 'policy'" in said
+    assert "found:  mismatch_kl=0.368 over " in said  # k3 of a log-ratio of -1: exp(-1) - 1 + 1
+    assert "wanted: at most max_mismatch=0.01" in said
+    assert "temperature, dtype or backend of the sampler" in said
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
+    assert inline(tmp_path / "right", "--save-every", "1", steps=2) == 0
+    assert weights(tmp_path / "run", 2) == weights(tmp_path / "right", 2)
+
+
+def test_staleness_is_a_mismatch_that_a_loose_limit_allows(tmp_path: Path) -> None:
+    assert inline(tmp_path / "stale", "--staleness", "1", "--max-mismatch", "1.0", steps=4) == 0
+    assert inline(tmp_path / "fresh", "--max-mismatch", "1e-6", "--minibatches", "2", steps=4) == 0
+    stale, fresh = (lines(tmp_path / name / "metrics.jsonl") for name in ("stale", "fresh"))
+    for line in fresh:  # whatever the second mini-batch of a step finds: the first has moved the weights
+        assert line["mismatch_kl"] == pytest.approx(0, abs=1e-9)
+        assert line["ess"] == pytest.approx(1, abs=1e-9)
+        assert line["max_ratio"] == pytest.approx(1, abs=1e-5)
+    assert stale[0]["mismatch_kl"] == pytest.approx(0, abs=1e-9)
+    for line in stale[1:]:
+        assert line["lag"] == 1
+        assert 1e-6 < line["mismatch_kl"] < 1.0
+        assert 0 < line["ess"] < 1 - 1e-6
+        assert line["max_ratio"] > 1
+
+
 def test_a_resumed_run_continues_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     assert inline(tmp_path / "whole", steps=6) == 0
     assert inline(tmp_path / "parts", steps=4) == 0

@@ -370,6 +370,50 @@ def test_a_node_that_fails_for_more_rows_than_it_declares_ends_the_run():
     }
 
 
+@given(
+    st.builds(
+        Shape,
+        staleness=st.sampled_from([0, 1]),
+        dp=st.integers(1, 3),
+        critic=booleans,
+        again=booleans,
+        minibatches=st.integers(1, 2),
+        epochs=st.integers(1, 2),
+        max_mismatch=st.just(0.0625),
+    ),
+    seeds,
+)
+@seldom
+def test_an_update_stops_before_it_steps_on_samples_whose_sampler_is_too_far(shape, seed):
+    world = run(shape, seed, num_steps=4, save_every=1, mismatch=(0.0, 0.0625, 0.5))
+    tokens = 3 * shape.n * (shape.prompts // shape.minibatches)
+    assert world.halt.outcome == "failed"
+    assert world.halt.error == {
+        "type": "MismatchError",
+        "problem": "node 'update' may not train on the samples of step 3: their sampler is too far from model 'policy'",
+        "found": f"mismatch_kl=0.5 over {tokens} tokens",
+        "wanted": "at most max_mismatch=0.0625",
+        "fix": "look for another temperature, dtype or backend of the sampler, and for weights that did not reach it; "
+        "what staleness adds needs a larger max_mismatch",
+        "node": "update",
+    }
+    steps = [firing for _, firing in world.fired("step") if firing.node == "update"]
+    assert {firing.step for firing in steps} == {0, 1}
+    assert max(world.saved, default=0) <= 2
+
+
+def test_what_an_update_does_to_its_own_policy_within_a_step_is_no_mismatch():
+    world = run(Shape(minibatches=3, epochs=2, max_mismatch=0.05), mismatch=(0.01,))
+    assert world.halt.outcome == "done"
+    moved = [(firing.step, firing.settings["moved"]) for _, firing in world.fired("backward")]
+    assert Counter(moved) == {(step, moved): 5 if moved else 1 for step in range(3) for moved in (True, False)}
+
+
+def test_a_step_without_a_trained_token_has_no_mismatch():
+    world = run(Shape(max_mismatch=0.05), mismatch=(0.4,), untrained=1.0)
+    assert world.halt.outcome == "done"
+
+
 @given(seeds, st.sampled_from([0.2, 0.5]))
 @often
 def test_lost_rollouts_never_hold_up_training_and_count_from_the_version_that_sampled_them(seed, lose):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flowrl as fl
 from flowrl import losses
-from flowrl.backend import Sum
+from flowrl.backend import Max, Sum
 from flowrl.graph import UpdateSpec
 from flowrl.loss import loss
 from flowrl.rows import Key
@@ -175,6 +175,19 @@ def test_passes_do_not_depend_on_the_order_in_which_rows_come(shape, couples, ch
             assert len(each.keys) * max(key.prompt + 1 for key in each.keys) <= budget
     finish(rounds[0])
     assert rounds[0].finished
+
+
+def test_the_mismatch_is_a_mean_over_the_tokens_of_a_mini_batch() -> None:
+    update = round_of(2, ranks=2)
+    come(update, *update.progress.expected)
+    for each, mean, tokens in zip(list(update.waiting), (0.5, 0.1), (30.0, 10.0), strict=True):
+        update.begin_pass(each)
+        update.end_pass(each.rank, {"mismatch_kl": Sum(mean * tokens, tokens), "max_ratio": Max(2.0)})
+    assert update.mismatch().mean == pytest.approx(0.4)
+    update.begin_step()
+    for rank in range(2):
+        update.end_step(rank)
+    assert update.mismatch().weight == 0
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 5])

@@ -55,6 +55,8 @@ class Faults:
     """Attempts of a firing that this happens to."""
     late: float = 0.0
     """A lost event comes after all, much later."""
+    mismatch: tuple[float, ...] = ()
+    """KL of the sampler from the trainer, by step; a step behind them has the last."""
     untrained: float = 0.0
     """A backward pass finds no token to train."""
 
@@ -258,7 +260,11 @@ class World:
     def _metrics(self, firing: Firing) -> dict[str, Sum]:
         if firing.action == "backward":
             tokens = 0 if self.chance.random() < self.faults.untrained else 3 * len(firing.keys)
-            return {"tokens": Sum(tokens, 1), "rows": Sum(tokens // 3, 1), "loss": Sum(1.0, 1.0)}
+            sums = {"tokens": Sum(tokens, 1), "rows": Sum(tokens // 3, 1), "loss": Sum(1.0, 1.0)}
+            if self.faults.mismatch and not firing.settings["moved"]:
+                mean = self.faults.mismatch[min(firing.step, len(self.faults.mismatch) - 1)]
+                sums["mismatch_kl"] = Sum(mean * tokens, tokens)
+            return sums
         if firing.action == "evaluate":
             return {firing.node: Sum(len(firing.keys), len(firing.keys))}
         return {}
