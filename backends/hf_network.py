@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -30,12 +30,15 @@ def load_module(folder: Path, head: Head, dtype: torch.dtype) -> nn.Module:
     known than another.
 
     Raises:
-        BackendError: the folder lacks weights, other than those of a ``value`` or ``score`` head.
+        BackendError: the folder lacks weights, other than those of a ``value`` or ``score`` head, or has some of
+            another size, such as the head of a classifier of several labels.
     """
     factory: Any = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     labels = {} if head == "lm" else {"num_labels": 1}
+    told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     with quiet():
-        module, info = factory.from_pretrained(folder, dtype=dtype, output_loading_info=True, **labels)
+        module, info = factory.from_pretrained(folder, dtype=dtype, **told, **labels)
+    _refuse_other_sizes(folder, info["mismatched_keys"])
     missing = sorted(info["missing_keys"])
     if head != "lm" and missing == ["score.weight"]:
         nn.init.zeros_(module.score.weight)
@@ -47,6 +50,19 @@ def load_module(folder: Path, head: Head, dtype: torch.dtype) -> nn.Module:
             wanted="every weight that the configuration asks for",
         )
     return cast(nn.Module, module)
+
+
+def _refuse_other_sizes(folder: Path, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Weights of another size would be left out, and those of this run made up."""
+    sizes = [(name, list(held), list(wanted)) for name, held, wanted in sorted(mismatched)]
+    if sizes:
+        heads = [name for name, _, _ in sizes if name.startswith("score.")]
+        raise BackendError(
+            f"model folder {folder} has {'a head' if heads else 'weights'} of another size",
+            found=", ".join(f"{name}: {held}" for name, held, _ in sizes[:8]),
+            wanted=", ".join(f"{name}: {wanted}" for name, _, wanted in sizes[:8])
+            + (", a linear layer of one output" if heads else ""),
+        )
 
 
 class HFNetwork:
