@@ -152,13 +152,13 @@ def _heads(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def check_groups(graph: Graph) -> list[FlowrlError]:
-    """A function over groups gets as many samples of a prompt as it is defined for."""
+    """A function over groups, or a loss that compares samples, gets as many of a prompt as it is defined for."""
     origins = Origins.of(graph)
     problems: list[FlowrlError] = []
     for node in graph.nodes.values():
-        if not isinstance(node.spec, FunctionSpec) or not 0 < origins.group_size(node.name) < node.spec.min_group:
+        n, least = origins.group_size(node.name), _smallest_group(node)
+        if not 0 < n < least:
             continue
-        n, least = origins.group_size(node.name), node.spec.min_group
         rollout = min(origins.rollouts[node.name], key=lambda rollout: origins.group_size(rollout.name))
         problems.append(
             GroupError(
@@ -167,10 +167,22 @@ def check_groups(graph: Graph) -> list[FlowrlError]:
                 node=node.name,
                 found=f"n={n} ({rollout.at})",
                 wanted=f"n >= {least}",
-                fix=f"{_larger_group(rollout, least)}, or an estimator without a group baseline",
+                fix=f"{_larger_group(rollout, least)}, or {_alone(node)}",
             )
         )
     return problems
+
+
+def _smallest_group(node: Node) -> int:
+    if isinstance(node.spec, UpdateSpec):
+        return 2 if node.spec.loss.couples else 1
+    return node.spec.min_group if isinstance(node.spec, FunctionSpec) else 1
+
+
+def _alone(node: Node) -> str:
+    """What does with one sample of a prompt."""
+    compares = isinstance(node.spec, UpdateSpec)
+    return "a loss that compares no samples" if compares else "an estimator without a group baseline"
 
 
 def _larger_group(rollout: Node, least: int) -> str:
