@@ -208,6 +208,7 @@ class _Calls:
         keys = [self.keys[row] for row in part]
         if self.spec.on_error == "fail":
             if isinstance(error, FlowrlError):
+                error.node, error.at = error.node or self.node.name, error.at or self.node.at
                 raise error
             raise _raised(self.node, error, keys[0], self.spec.retries + 1) from error
         what = error.problem if isinstance(error, FlowrlError) else _one_line(error)
