@@ -14,18 +14,21 @@ This holds against what models write by mistake, or to get a reward. It is no wa
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import marshal
 import math
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +52,10 @@ READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/ni
 """Shared libraries and time zones."""
 FOR_NETWORK = ("/etc", "/run/systemd/resolve")
 """Names of hosts, and certificates."""
+PREFIX = "flowrl-sandbox-"
+"""Of the folders of programs, among the temporary files."""
+ABANDONED_S = 60.0
+"""A folder that is older and that no process holds is nobody's; a younger one may be about to be held."""
 CHILD = Path(__file__).with_name("confined.py")
 
 
@@ -123,7 +130,8 @@ def run_python(
     _expect(memory_bytes=memory_bytes, least=LEAST_MEMORY)
     _expect(cpu_s=cpu_s, wall_s=wall, output_bytes=output_bytes)
     try:
-        with tempfile.TemporaryDirectory(prefix="flowrl-sandbox-") as name:
+        _remove_abandoned(tempfile.gettempdir())
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as name, _held(name):
             folder = Path(name).resolve()
             programs = [_write(folder / "program.py", source)]
             programs += [] if then is None else [_write(folder / "tests.py", then)]
@@ -144,6 +152,32 @@ def run_python(
                 return child.result(child.watch(wall))
     except OSError as error:
         raise _not_run(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _held(folder: str) -> Iterator[None]:
+    """Lock a folder until it is left, or until this process ends, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache  # once a process
+def _remove_abandoned(temporary: str) -> None:
+    """Remove the folders of processes that were killed before they could."""
+    for folder in Path(temporary).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another user, or removed by another process now
+            if time.time() - folder.stat().st_mtime < ABANDONED_S:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
 
 
 def check_sandbox() -> None:

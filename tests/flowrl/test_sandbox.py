@@ -314,9 +314,10 @@ def test_a_program_may_signal_itself() -> None:
 # --- when there is no result -----------------------------------------------------------------------------------------
 
 
-def test_a_program_ends_with_the_process_that_runs_it() -> None:
+def test_a_program_ends_with_the_process_that_runs_it_and_its_folder_is_removed_later(folder: Path) -> None:
     script = "from flowrl.sandbox import run_python; run_python('while True: pass', cpu_s=100)"
-    worker = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder)}
+    worker = subprocess.Popen([sys.executable, "-c", script], env=environment)
     children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
     try:
         program = _wait_for(lambda: int(children.read_text() or 0))
@@ -325,6 +326,16 @@ def test_a_program_ends_with_the_process_that_runs_it() -> None:
         worker.kill()
         worker.wait()
     _wait_for(lambda: not _runs(program))
+    [left] = folder.glob("flowrl-sandbox-*")
+    (held := folder / "flowrl-sandbox-held").mkdir()
+    with sandbox._held(str(held)):
+        for age, remains in ((0, [held, left]), (3600, [held])):  # old ones that nobody holds are nobody's
+            for path in (held, left):
+                os.utime(path, (time.time() - age,) * 2)
+            sandbox._remove_abandoned.cache_clear()
+            assert run_python("").ok
+            assert sorted(folder.glob("flowrl-sandbox-*")) == sorted(remains)
+    held.rmdir()
 
 
 def _runs(pid: int) -> bool:
