@@ -229,7 +229,8 @@ def main(control: int) -> None:
         end_with(order["parent"])
         limit_resources(order["cpu_s"], order["memory_bytes"], order["file_bytes"])
         drop_privileges()
-        limit_files(os.getcwd(), [*order["readable"], *sys.path, sys.prefix, sys.base_prefix])
+        # not sys.path: a project that is installed for editing stands there, with its data
+        limit_files(os.getcwd(), {*order["readable"], sys.prefix, sys.base_prefix, sys.exec_prefix})
         limit_calls(network=order["network"])
     except (OSError, ValueError) as error:
         os.write(control, str(error).encode())

@@ -46,7 +46,7 @@ MAX_FILES = 256
 MAX_THREADS = 128
 LEAST_MEMORY = 64 << 20
 """Twice what the interpreter takes for itself."""
-GRACE_S = 10.0
+GRACE_S = 60.0
 """For an interpreter to start on a machine that is busy; a program's own time begins after it."""
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/nix/store")
 """Shared libraries and time zones."""
