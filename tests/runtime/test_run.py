@@ -164,9 +164,11 @@ def test_a_rollout_on_its_own_mesh_gets_each_version_and_lags_no_more_than_the_s
 
 
 def test_staleness_zero_on_two_meshes_gives_what_one_mesh_gives(tmp_path: Path) -> None:
-    assert flowrl(tmp_path, "--own-mesh").returncode == 0
+    assert flowrl(tmp_path, "--own-mesh", "--max-mismatch", "1e-6").returncode == 0
     assert inline(tmp_path / "one") == 0
     assert weights(tmp_path / "run", 3) == weights(tmp_path / "one", 3)
+    for line in lines(tmp_path / "run" / "metrics.jsonl"):  # the replica sampled with the trainer's own weights
+        assert line["mismatch_kl"] == pytest.approx(0, abs=1e-9)
 
 
 def test_an_evaluation_is_in_the_record_of_the_step_that_made_its_version(tmp_path: Path) -> None:
