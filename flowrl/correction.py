@@ -49,7 +49,13 @@ def _check_cap(columns: Sequence[str], *, cap: float = 2.0, level: Level = "toke
 
 @node(out="importance_weights", per="group", check=_check_cap)
 def truncated_is(
-    logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, cap: float = 2.0, level: Level = "token"
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    mask: Tensor,
+    group: Tensor | None = None,
+    *,
+    cap: float = 2.0,
+    level: Level = "token",
 ) -> Tensor:
     """Importance weights, the trainer's probability over the sampler's, no larger than `cap`.
 
@@ -61,6 +67,7 @@ def truncated_is(
         logprobs: [rows, tokens] float, of the sampler.
         old_logprobs: [rows, tokens] float, of the trainer before the update.
         mask: [rows, tokens] bool, 1 = trained.
+        group: not read: no row depends on another, and a node that names it is called once for many prompts.
         cap: largest weight, > 0.
         level: ``"token"``, or ``"sequence"`` for one weight a response.
 
@@ -87,7 +94,15 @@ def _check_range(columns: Sequence[str], *, low: float = 0.5, high: float = 5.0)
 
 
 @node(out="importance_weights", per="group", check=_check_range)
-def icepop(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, low: float = 0.5, high: float = 5.0) -> Tensor:
+def icepop(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    mask: Tensor,
+    group: Tensor | None = None,
+    *,
+    low: float = 0.5,
+    high: float = 5.0,
+) -> Tensor:
     """Importance weights of tokens, 0 instead of one outside a range: too small says as much as too large.
 
     IcePop, from the Ring-1T report (arXiv:2510.18855). A token of weight 0 still counts in the loss's denominator.
@@ -96,6 +111,7 @@ def icepop(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, low: float =
         logprobs: [rows, tokens] float, of the sampler.
         old_logprobs: [rows, tokens] float, of the trainer before the update.
         mask: [rows, tokens] bool, 1 = trained.
+        group: not read: no row depends on another, and a node that names it is called once for many prompts.
         low: smallest weight that is kept, >= 0.
         high: largest weight that is kept, > low.
 
@@ -131,6 +147,7 @@ def reject(
     logprobs: Tensor,
     old_logprobs: Tensor,
     mask: Tensor,
+    group: Tensor | None = None,
     *,
     by: By,
     high: float,
@@ -147,6 +164,7 @@ def reject(
         logprobs: [rows, tokens] float, of the sampler.
         old_logprobs: [rows, tokens] float, of the trainer before the update.
         mask: [rows, tokens] bool, 1 = trained.
+        group: not read: no row depends on another, and a node that names it is called once for many prompts.
         by: what the statistic is of; with ``"seq-..."`` a response is kept or rejected whole.
         high: largest value that is kept: of ``k1`` as the ratio ``exp(k1)``, of ``k2`` and ``k3`` in nats.
         low: smallest ratio that is kept, with ``k1`` alone, whose sign says which side is more certain.

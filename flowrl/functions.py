@@ -222,32 +222,32 @@ def advantage(
 def node(
     *,
     out: type[S],
-    per: Per = "row",
+    per: Per | None = None,
     timeout: float | None = None,
     on_error: OnError = "fail",
     retries: int = 0,
-    max_failure_rate: float = 0.5,
+    max_failure_rate: float | None = None,
     check: Check | None = None,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, S]]: ...
 @overload
 def node(
     *,
     out: str | tuple[str, ...],
-    per: Per = "row",
+    per: Per | None = None,
     timeout: float | None = None,
     on_error: OnError = "fail",
     retries: int = 0,
-    max_failure_rate: float = 0.5,
+    max_failure_rate: float | None = None,
     check: Check | None = None,
 ) -> Callable[[Callable[P, R]], NodeFunction[P, R, Stream]]: ...
 def node(
     *,
     out: Any,
-    per: Per = "row",
+    per: Per | None = None,
     timeout: float | None = None,
     on_error: OnError = "fail",
     retries: int = 0,
-    max_failure_rate: float = 0.5,
+    max_failure_rate: float | None = None,
     check: Check | None = None,
 ) -> Any:
     """Declare any other function over columns.
@@ -256,20 +256,37 @@ def node(
         out: what it returns: a handle type (``fl.Scores``), the name of a new column, or several names for a function
             that returns a tuple. ``fl.Metrics`` is a number, or a dict of numbers, of a whole batch.
         per: what one call sees: a row (Python values), a group or a batch (lists and tensors); see `advantage` for
-            functions per group that name ``group``.
+            functions per group that name ``group``. None is a row, and a batch for a metric.
         timeout: seconds that one call may take.
-        on_error: ``"fail"`` or ``"drop"``, as for `reward`.
+        on_error: ``"fail"`` or ``"drop"``, as for `reward`; a metric drops no row, but its number.
         retries: calls after the first before `on_error` applies.
-        max_failure_rate: as for `reward`.
+        max_failure_rate: as for `reward`; a metric has none.
         check: as for `advantage`.
     """
     if out is Metrics:
+        _expect_metric(per, max_failure_rate)
         return lambda f: _decorate(
             f, Metrics, (), "batch", call_options("metric", timeout, on_error, retries, 0.0), check
         )
     handle, outputs = (out, (COLUMN_OF[out],)) if isinstance(out, type) and out in COLUMN_OF else (Stream, _names(out))
-    options = call_options("node", timeout, on_error, retries, max_failure_rate)
-    return lambda function: _decorate(function, handle, outputs, per, options, check)
+    rate = 0.5 if max_failure_rate is None else max_failure_rate
+    options = call_options("node", timeout, on_error, retries, rate)
+    return lambda function: _decorate(function, handle, outputs, "row" if per is None else per, options, check)
+
+
+def _expect_metric(per: object, max_failure_rate: object) -> None:
+    """Refuse what a metric would pass over in silence."""
+    if per not in (None, "batch"):
+        raise WrongType(
+            "a metric is a number of a whole batch", at=caller(), found=f"per={per!r}", wanted="per='batch', or no per="
+        )
+    if max_failure_rate is not None:
+        raise WrongType(
+            "a metric drops no row, and has no share of failures",
+            at=caller(),
+            found=f"max_failure_rate={max_failure_rate!r}",
+            wanted="no max_failure_rate=: with on_error='drop' a call that fails leaves its number out, with a warning",
+        )
 
 
 def _names(out: Any) -> tuple[str, ...]:

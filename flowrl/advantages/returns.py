@@ -24,6 +24,7 @@ def token_rewards(
     mask: Tensor,
     logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
+    group: Tensor | None = None,
     *,
     kl_coef: float = 0.0,
     estimator: Estimator = "k1",
@@ -38,6 +39,7 @@ def token_rewards(
         mask: [rows, tokens] bool, 1 = trained.
         logprobs: [rows, tokens] float, of the policy that sampled; needed for a penalty.
         ref_logprobs: [rows, tokens] float; needed for a penalty.
+        group: not read: no row depends on another, and a node that names it is called once for many prompts.
         kl_coef: reward lost for each nat of KL.
         estimator: of the KL, see `flowrl.kl`.
 

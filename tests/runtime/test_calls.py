@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import flowrl as fl
-from flowrl import advantages
-from flowrl.errors import DeadlineError, NodeError, ResultError
+from flowrl import advantages, correction
+from flowrl.errors import DeadlineError, NodeError, ResultError, WrongType
 from flowrl.graph import FunctionSpec
 from flowrl.rows import Key, Ragged
 from flowrl.runtime import calls
@@ -273,6 +273,41 @@ SIX = [Key(0, prompt, sample) for sample in range(3) for prompt in range(2)]
 """Rows of two prompts, in turns."""
 
 
+@pytest.mark.parametrize(
+    ("function", "settings"),
+    [
+        (advantages.token_rewards, {}),
+        (correction.truncated_is, {}),
+        (correction.icepop, {}),
+        (correction.reject, {"by": "token", "high": 2.0}),
+    ],
+)
+def test_estimators_in_which_no_row_depends_on_another_are_called_once(
+    function: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @fl.reward
+    def right(response: str) -> float:
+        return 1.0
+
+    def with_streams(samples: Any, name: str) -> None:
+        before = fl.logprobs(fl.Model("tiny", backend="tiny", optimizer=fl.AdamW(lr=1e-3), name="other"), samples)
+        function(samples, right(samples), before, name=name, **settings)
+
+    node = declare(with_streams)
+    asked: list[int] = []
+    whole = calls.TimeLimit.call
+    monkeypatch.setattr(calls.TimeLimit, "call", lambda *given: asked.append(len(given[-1])) or whole(*given))
+    lengths = [1, 2, 3, 1, 2, 2]
+    per_token = {name: Ragged.pack([[0.5] * n for n in lengths], "float32") for name in ("logprobs", "old_logprobs")}
+    known = {**per_token, "mask": Ragged.pack([[True] * n for n in lengths], "bool"), "scores": np.ones(6, np.float32)}
+    columns = {binding.parameter: known[binding.column] for binding in node.bindings}
+    assert isinstance(node.spec, FunctionSpec)
+    called = call_function(node, node.spec, SIX, columns)
+    assert called.rows is not None
+    assert called.rows.keys == SIX
+    assert asked == [6]
+
+
 def test_a_function_of_groups_that_names_them_is_called_once() -> None:
     seen: list[list[int]] = []
 
@@ -509,6 +544,17 @@ def test_metrics_are_numbers_of_the_batch() -> None:
 
     with pytest.raises(ResultError, match="'3' for metric 'high'"):
         call(broken, level=[1, 2, 3])
+
+
+def test_a_metric_is_of_a_batch_and_drops_nothing() -> None:
+    for per in ("row", "group"):
+        with pytest.raises(WrongType, match="a metric is a number of a whole batch") as error:
+            fl.node(out=fl.Metrics, per=per)  # type: ignore[call-overload]
+        assert error.value.found == f"per={per!r}"
+    with pytest.raises(WrongType, match="a metric drops no row, and has no share of failures"):
+        fl.node(out=fl.Metrics, max_failure_rate=0.2)
+    assert fl.node(out=fl.Metrics, per="batch")(lambda level: 1.0).per == "batch"
+    assert fl.node(out="level")(lambda level: 1.0).per == "row"
 
 
 def test_a_metric_that_fails_drops_no_row(caplog: pytest.LogCaptureFixture) -> None:
