@@ -95,8 +95,6 @@ def _run(words: list[str]) -> int:
     if problems:
         return _refuse(problems)
     steps = graph.parameters.get("steps", DEFAULT_STEPS) if known.steps is None else known.steps
-    if not isinstance(steps, int) or steps < 1:
-        raise ConfigError("a run has one step or more", found=f"steps={steps}", wanted="an integer >= 1")
     if known.resume and known.run_dir is None:
         raise ConfigError("--resume goes on with a run that was begun", found="no --run-dir", fix="--run-dir runs/NAME")
     options = RunOptions(

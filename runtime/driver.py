@@ -16,11 +16,11 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 import flowrl.errors
-from flowrl.errors import CheckpointError, FlowrlError, NodeError, RunError
+from flowrl.errors import ConfigError, FlowrlError, NodeError, RunError
 from flowrl.graph import Graph
 from flowrl.rates import bound_texts, bounds
 
-from .checkpoint import Checkpoint, latest, publish, recipe, sweep
+from .checkpoint import Checkpoint, publish, recipe, sweep
 from .events import Command, Event, Finished, Fire, Free, Halt, Saved, Send, StepDone, Tick, Warn
 from .launch.inline import InlineLauncher
 from .launch.launcher import Launch, Launcher
@@ -28,6 +28,7 @@ from .launch.local import LocalLauncher
 from .plan import Plan, compile_plan
 from .ranks import devices, num_threads
 from .report import Console, EdgeStatus, MeshStatus, Summary
+from .resuming import find_checkpoint, tell_changes, tell_nothing_is_left
 from .rundir import RunDir, open_run_dir
 from .scheduler import Options, Scheduler
 from .signals import Terminated
@@ -63,6 +64,15 @@ class RunOptions:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Graph parameters that differ from their defaults, as plain data."""
 
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("steps", self.num_steps),
+            ("save_every", 1 if self.save_every is None else self.save_every),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                what = "a run has one step or more" if name == "steps" else "save_every counts steps"
+                raise ConfigError(what, found=f"{name}={value!r}", wanted="an integer >= 1", fix=f"{name}=N")
+
 
 def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
     """Run a checked graph to its end.
@@ -75,9 +85,12 @@ def run(graph: Graph, options: RunOptions, console: Console) -> Summary:
     output: SimpleQueue[tuple[str, str]] = SimpleQueue()
     folder = open_run_dir(options.run_dir, resume=options.resume) if options.run_dir else None
     try:
-        found = _checkpoint(folder, graph, console) if folder and options.resume else None
+        found = find_checkpoint(folder, graph, _seed(graph), console) if folder and options.resume else None
         first = found.version if found else 0
+        if folder and first >= options.num_steps:
+            return tell_nothing_is_left(folder, graph, options.num_steps, first, console)
         if folder:
+            tell_changes(folder.earlier_graph(), graph, console)
             sweep(folder.path)
             folder.rewind(first + 1)
             folder.describe_run(graph, command=list(options.command), seed=_seed(graph), bounds=bound_texts(graph))
@@ -272,23 +285,6 @@ class _Run:
             reward=self._reward,
             written=self.folder.written() if self.folder else {},
         )
-
-
-def _checkpoint(folder: RunDir, graph: Graph, console: Console) -> Checkpoint | None:
-    """Where a resumed run goes on; None: at its start, for it has ended before its first step.
-
-    Raises:
-        CheckpointError: it has trained, and has left no checkpoint to go on from: starting over would erase its record.
-    """
-    found = latest(folder.path, graph, _seed(graph), console.warn)
-    if found is None and folder.metrics.path.stat().st_size:
-        raise CheckpointError(
-            f"run folder '{folder.path}' holds steps, and no complete checkpoint to go on from",
-            found=f"'{folder.metrics.path.name}' without a checkpoint",
-            wanted="a complete folder under 'checkpoints'",
-            fix="start again in another --run-dir, with --save-every to have a checkpoint before the last step",
-        )
-    return found
 
 
 def _scheduler_options(options: RunOptions, folder: RunDir | None, first: int, found: Any) -> Options:

@@ -18,6 +18,7 @@ A folder that holds a run is never started over: it is resumed, or another one i
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -73,6 +74,14 @@ class RunDir:
         write_whole(self.path / VERSIONS, dump(record, indent=2) + b"\n")
         write_whole(self.path / GRAPH, dump(graph_record(graph), indent=2) + b"\n")
         render(graph, self.path / PICTURE, bounds=bounds)
+
+    def earlier_graph(self) -> dict[str, Any]:
+        """The record of the graph that ran here before; empty when there is none."""
+        try:
+            record = json.loads((self.path / GRAPH).read_text())
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
 
     def rewind(self, step: int) -> None:
         """Drop metrics and samples of `step` and later, which a resumed run writes again. Steps count from 1."""

@@ -52,6 +52,7 @@ def learn(
     model: str = "",
     batch: int = 4,
     n: int = 4,
+    lr: float = 0.02,
     staleness: int = 0,
     own_mesh: bool = False,
     minibatches: int = 1,
@@ -72,7 +73,7 @@ def learn(
 ) -> None:
     """GRPO on: answer with the wanted character."""
     source = model or ("tiny" if backend == "tiny" else "builtin:reverse_digits")
-    policy = fl.Model(source, backend=backend, mesh=train, optimizer=fl.AdamW(lr=0.02))
+    policy = fl.Model(source, backend=backend, mesh=train, optimizer=fl.AdamW(lr=lr))
     rows: list[dict[str, object]] = [{"prompt": f"{i}>", "target": str(i % 3)} for i in range(num_rows)]
     if trouble == "unsendable":
         rows = [{**row, "extra": {"tags": {1, 2}}} for row in rows]

@@ -19,10 +19,11 @@ from safetensors.torch import load
 
 import flowrl as fl
 from flowrl import kl
-from flowrl.errors import MeshError
+from flowrl.errors import ConfigError, MeshError
 from flowrl.runtime import run
 from flowrl.runtime.cli import main
 from flowrl.runtime.graphfile import load_graph
+from flowrl.runtime.launch.inline import InlineLauncher
 from flowrl.runtime.report import Summary
 from flowrl.trace import GraphFunction
 
@@ -217,6 +218,39 @@ def test_a_resumed_run_continues_as_if_it_had_never_stopped(tmp_path: Path) -> N
     assert lines(tmp_path / "whole" / "samples.jsonl") == lines(tmp_path / "parts" / "samples.jsonl")
     steps = [record["step"] for record in lines(tmp_path / "parts" / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_has_all_its_steps_says_so_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inline(tmp_path / "run", steps=2) == 0
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr(InlineLauncher, "start", lambda self: pytest.fail("a worker is started"))
+    assert inline(tmp_path / "run", "--resume", steps=2) == 0
+    said = capsys.readouterr().err
+    assert f"run folder '{tmp_path / 'run'}' holds 2 steps already, of 2: a larger --steps goes on with it" in said
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_resumed_run_says_which_settings_have_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inline(tmp_path / "run", steps=1) == 0
+    assert inline(tmp_path / "run", "--resume", steps=2) == 0
+    assert "other settings" not in capsys.readouterr().err
+    assert inline(tmp_path / "run", "--resume", "--lr", "0.01", "--staleness", "1", steps=3) == 0
+    changed = "policy.optimizer.lr=0.01 (was 0.02), rollout.staleness=1 (was 0)"
+    assert f"resumed with other settings than before: {changed}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), [({"steps": 0}, "steps=0"), ({"steps": 1, "save_every": 0}, "save_every=0")]
+)
+def test_a_run_of_no_steps_is_refused(settings: dict[str, int], says: str, tmp_path: Path) -> None:
+    graph = load_graph(GRAPH)
+    assert isinstance(graph, GraphFunction)
+    with pytest.raises(ConfigError) as error:
+        run(graph(), run_dir=tmp_path / "run", **settings)
+    assert error.value.found == says
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_adaptive_coefficient_follows_the_kl_and_goes_on_where_it_was(tmp_path: Path) -> None:
