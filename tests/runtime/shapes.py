@@ -80,6 +80,8 @@ class Shape:
     metric: bool = False
     second: bool = False
     """Another rollout of the same model, which nothing trains on."""
+    given: int = 0
+    """Steps from one batch to the next of answers of the data set, which the policy is measured on; 0 is none."""
     refill: int | None = None
     """Waves of the filter, which then drops groups."""
     batches: int = 1
@@ -118,6 +120,10 @@ class Shape:
             length(kept)
         if self.second:
             strict(fl.rollout(policy, fl.prompts(ROWS, batch=2, name="more"), n=1, max_new_tokens=4, name="look"))
+        if self.given:
+            rare = fl.prompts(ROWS, batch=3, every=self.given, name="rare")
+            held = fl.responses(policy, rare, columns={"answer": 1, "prompt": -1}, name="given")
+            length(held, fl.logprobs(policy, held, name="measured"), name="given_length")
         if self.evaluates:
             held = prompts if self.shares_prompts else fl.prompts(ROWS, batch=4, name="held")
             fl.evaluate(policy, held, score, every=self.evaluates)

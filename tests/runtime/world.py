@@ -225,7 +225,7 @@ class World:
             case "prompts":
                 keys = self._read(firing)
                 events += self._produce(worker, firing, keys) if keys else []
-            case "rollout":
+            case "rollout" | "responses":
                 n = self.plan.samples_per_prompt[firing.node]
                 keys = [Key(key.step, key.prompt, sample) for key in firing.keys for sample in range(n)]
                 self.chance.shuffle(keys)
@@ -243,7 +243,8 @@ class World:
         spec = self.plan.graph[firing.node].spec
         assert isinstance(spec, PromptsSpec)
         count = per_step // spec.batch
-        batches = firing.settings.get("batches") or range(firing.step * count, (firing.step + 1) * count)
+        first = firing.step // spec.every * count
+        batches = firing.settings.get("batches") or range(first, first + count)
         first = firing.settings.get("first_prompt", 0)
         data = self.ends.get(firing.node, self.num_steps_of_data)
         there = [number for number in batches if data is None or number < data * count]
@@ -305,7 +306,7 @@ class World:
         self.made[worker] += 1
         columns = self.plan.graph[firing.node].outputs if firing.node in self.plan.graph.nodes else ()
         if firing.action == "prompts":
-            columns = ("prompt", "prompt_ids", "answer")
+            columns = ("prompt", "prompt_ids", "prompt_messages", "prompt_row", "answer")
         tokens = tuple(3 + (k.prompt * 7 + k.sample * 3) % 5 for k in keys) if lengths else None
         block = Block(worker, self.made[worker], tuple(keys), columns, 8 * len(keys), tokens)
         self.live[worker, block.number] = block
