@@ -45,14 +45,26 @@ class HFTokenizer:
         """Ids without any special token."""
         return self._ids(text, special=False)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> list[int]:
-        """Ids of messages through the chat template.
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        generation_prompt: bool = True,
+        behind: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Ids of messages through the chat template; see `flowrl.backend.Tokenizer`.
 
         Raises:
             BackendError: the tokenizer has no chat template.
         """
         text: str = self._chat(messages, tokenize=False, add_generation_prompt=generation_prompt)
-        return self._without_second_bos(self._ids(text, special=False))
+        ids = self._without_second_bos(self._ids(text, special=False))
+        if behind is None:
+            return ids
+        start, before = self._chat(behind, tokenize=False, add_generation_prompt=True), self.encode_chat(behind)
+        if ids[: len(before)] == before or not text.startswith(start):
+            return ids
+        return [*before, *self._ids(text[len(start) :], special=False)]
 
     def written(self, messages: Sequence[Mapping[str, Any]]) -> list[bool] | None:
         """By the ``{% generation %}`` blocks of the chat template; None for a template without."""

@@ -32,7 +32,13 @@ class TinyTokenizer:
         """Bytes."""
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        generation_prompt: bool = True,
+        behind: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Messages, each on a line as ``role: content``; `EOS` stands behind what an assistant said."""
         ids = [BOS]
         for message in messages:

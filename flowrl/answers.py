@@ -56,7 +56,7 @@ def _to_text(tokenizer: Tokenizer, prompt: str, answer: object) -> Answer:
 
 def _to_chat(tokenizer: Tokenizer, prompt: Sequence[Message], turns: Sequence[Message]) -> Answer:
     before = tokenizer.encode_chat(prompt)
-    whole = tokenizer.encode_chat([*prompt, *turns], generation_prompt=False)
+    whole = tokenizer.encode_chat([*prompt, *turns], generation_prompt=False, behind=prompt)
     _expect_prefix(before, whole, "the prompt")
     ids = _without_tail(tokenizer, whole[len(before) :])
     ended = ids if ids and ids[-1] in tokenizer.eos_ids else [*ids, _end(tokenizer)]

@@ -174,8 +174,20 @@ class Tokenizer(Protocol):
         """Ids of a text without any special token."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> list[int]:
-        """Ids of chat messages through the chat template, up to where the assistant is to answer, or as they stand."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        generation_prompt: bool = True,
+        behind: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Ids of chat messages through the chat template.
+
+        Args:
+            generation_prompt: up to where the assistant is to answer, or as they stand.
+            behind: the first of them, whose ids (with a generation prompt) stay what they are where the text of all
+                continues theirs, even if a token would span the border.
+        """
         ...
 
     def written(self, messages: Sequence[Mapping[str, Any]]) -> list[bool] | None:

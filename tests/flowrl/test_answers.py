@@ -119,6 +119,24 @@ def test_an_answer_to_chat_extends_the_prompts_ids_and_ends_where_sampling_would
         assert encode_answer(tokenizer, ASKED, same) == answer
 
 
+def test_the_mask_of_a_tokenizer_that_pads_with_its_end_is_whole(tmp_path: Path) -> None:
+    """What is trained is never found by looking for the first end, or for padding."""
+    tokenizer = make_tokenizer(tmp_path)
+    tokenizer.wrapped.pad_token = tokenizer.wrapped.eos_token
+    answer = encode_answer(tokenizer, "ab", "c</s>d")
+    assert (answer.ids[-1], answer.ids.count(END), answer.mask) == (END, 2, [True] * len(answer.ids))
+
+
+def test_a_token_that_would_span_the_start_of_an_answer_leaves_the_prompts_ids_alone(tmp_path: Path) -> None:
+    """The generation prompt ends with a line break, and two of them are one token of many vocabularies."""
+    both = normalizers.Replace("\n\n", "?")
+    tokenizer = make_tokenizer(tmp_path, normalizer=both)
+    answer = encode_answer(tokenizer, ASKED, "\ncd")
+    assert trained_text(tokenizer, answer) == "\ncd<|im_end|>"
+    said = [*ASKED, {"role": "assistant", "content": "\ncd"}]
+    assert "assistant?cd" in tokenizer.wrapped.decode(tokenizer.encode_chat(said))
+
+
 def test_a_template_without_an_end_gets_the_tokenizers(tmp_path: Path) -> None:
     turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     template = turns + "{% if add_generation_prompt %}assistant: {% endif %}"
