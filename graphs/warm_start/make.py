@@ -186,7 +186,12 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m flowrl.graphs.warm_start.make", description="Make a start model.")
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--task", choices=TASKS, default="reverse_digits", help="what to tune on")
+    parser.add_argument(
+        "--task",
+        choices=[name for name, task in TASKS.items() if "answer" in task.columns],
+        default="reverse_digits",
+        help="what to tune on",
+    )
     parser.add_argument("--random", action="store_true", help="leave the tuning out")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
