@@ -47,8 +47,8 @@ from .events import (
 from .intake import Intake
 from .ledger import Ledger, Totals
 from .orders import MAX_ATTEMPTS, MAX_QUEUED, Lease, Orders, in_words
-from .plan import Plan, Stage
-from .progress import StepRows, by_reason
+from .plan import Plan
+from .progress import StageProgress, StepRows, by_reason
 from .saves import Saves
 from .step_metrics import StepMetrics
 from .waves import Waves
@@ -155,7 +155,7 @@ class Scheduler:
     def waiting(self) -> list[tuple[str, str, int]]:
         """Rows that wait, by (stage, reason)."""
         progresses = [progress for step in self.steps.values() for progress in step.stages.values()]
-        return [(p.stage.name, self._why(p.stage), len(p.ready)) for p in progresses if p.ready]
+        return [(p.stage.name, self._why(p), len(p.ready)) for p in progresses if p.ready]
 
     def doing(self) -> dict[str, str]:
         """The node that each worker with work runs, or is about to."""
@@ -333,7 +333,11 @@ class Scheduler:
         self.halted = Halt(outcome, error)
         self._orders.commands.append(self.halted)
 
-    def _why(self, stage: Stage) -> str:
+    def _why(self, progress: StageProgress) -> str:
+        stage = progress.stage
+        behind = stage.name in self.plan.behind(stage.space)
+        if not progress.closed and (stage.per == "batch" or (behind and stage.action in ("forward", "backward"))):
+            return "their step may read further prompts"
         if stage.action == "backward":
             return f"version {self._weights.versions[self.plan.model_of[stage.name]]}, or the rest of their passes"
         if stage.per != "row":

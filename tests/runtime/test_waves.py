@@ -341,3 +341,19 @@ def test_stages_behind_the_filter_share_out_what_it_kept_and_those_beside_each_w
     assert behind == [("train.0", [3, 5]), ("train.1", [7, 10])]
     beside = sorted((prompts, worker) for node, worker, prompts in forwards if node == "again")
     assert beside == [([2 * i, 2 * i + 1], f"train.{i % 2}") for i in range(6)]
+
+
+def test_rows_that_wait_for_further_prompts_are_told_of_as_such():
+    shape = Shape(prompts=4, n=2, refill=5)
+    world = World(shape.plan(), Options(num_steps=1), 0, Faults(passes=SOME))
+    said = set()
+    take = world._take
+
+    def look(commands: list) -> None:
+        said.update((stage, why) for stage, why, _ in world.scheduler.waiting())
+        take(commands)
+
+    world._take = look
+    world.run()
+    assert ("update", "their step may read further prompts") in said
+    assert ("record", "their step may read further prompts") in said
