@@ -68,6 +68,10 @@ def update(
     far the policy has moved in the versions between. The sampler's log-probs are those that the update is given as
     ``old_logprobs``, or the rollout's own where these are the model's (``fl.logprobs``). A model that was not sampled
     from has none of this.
+
+    In the record of a step the metrics of the update that trains the policy have plain names (``loss``): that is the
+    first whose model samples, or the first of all where none does. Those of another begin with its model's name
+    (``critic/loss``).
     """
     at = caller()
     label = name or "update"

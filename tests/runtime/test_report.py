@@ -64,6 +64,11 @@ def test_a_lag_is_whole_where_it_is_and_a_mean_where_it_is_not():
     assert " lag=0.500 " in step_line({**RECORD, "lag": 0.5})
 
 
+def test_the_losses_of_further_models_stand_before_evaluations():
+    record = {**RECORD, "evaluate": 0.5, "critic/loss": 0.25, "critic/grad_norm": 3.0, "entropy": 1.0}
+    assert step_line(record).endswith("tok/s=5120 entropy=1.00 critic/loss=0.250 evaluate=0.500")
+
+
 def test_more_metrics_follow_in_a_fixed_order_and_evaluations_last():
     record = {"evaluate/score": 0.5, "time_s": 3.0, "entropy": 1.25, "note": "text", "time_s_text": "3", **RECORD}
     assert step_line(record).endswith("tok/s=5120 entropy=1.25 time_s=3.00 evaluate/score=0.500")
