@@ -305,6 +305,7 @@ class Backend(Protocol):
             that the loss is about (`Loss.select`; ``"left_out"`` is the share of the others): over the whole
             mini-batch they make the denominator (`Loss.denominator`). ``"loss"`` is the unnormalised sum under
             the weight of its own denominator; ``"kl"``, ``"entropy"`` and the rest are sums over trained tokens. With
+            ``ref_logprobs``, ``"kl"`` is that of the trained model from the reference, and coefficients follow it. With
             ``sampler_logprobs``, of the ratio of the model to its sampler: ``"mismatch_kl"`` (k3), ``"max_ratio"`` and
             ``"ess"``, an `EffectiveShare`.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from math import gcd
 
+from .adaptive import check_adaptive
 from .backend import HEAD_OF, ModelFacts
 from .errors import (
     DataError,
@@ -66,6 +67,7 @@ def check(
         *check_joins(graph),
         *check_provenance(graph),
         *check_trained(graph),
+        *check_adaptive(graph),
         *check_heads(graph),
         *check_groups(graph),
         *check_needs(graph),

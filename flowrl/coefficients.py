@@ -1,7 +1,8 @@
-"""Coefficients of a loss that move from one optimizer step to the next, by what the step has measured.
+"""Coefficients that move with training, by what it has measured.
 
-Each is given in place of a number as a setting of a loss function. Its value is the same on every rank, and part of the
-trained model's checkpoint.
+Each is given in place of a number as a setting of a loss function, and moves from one optimizer step to the next. Its
+value is the same on every rank, and part of the trained model's checkpoint. An `Adaptive` one may be a setting of a
+node's function too, and moves from one version to the next (`flowrl.adaptive`).
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ class Coefficient:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adaptive(Coefficient):
-    """A coefficient that follows the KL of an update, for ``losses.kl(coef=fl.Adaptive(...))``.
+    """A coefficient that follows the KL of an update, for ``losses.kl(coef=fl.Adaptive(...))`` and
+    ``advantages.token_rewards(..., kl_coef=fl.Adaptive(...))``.
 
-    `adapt` moves it after each optimizer step, by the mean KL of all trained tokens of the mini-batch on all ranks. Its
-    value is part of the trained model's checkpoint, and is reported as ``kl_coef``.
+    `adapt` moves it: in a loss after each optimizer step, by the mean KL of all trained tokens of the mini-batch on all
+    ranks; in a function with each version, by that of the batch (see `flowrl.advantages.token_rewards`). Its value is
+    part of the checkpoint, and is reported as ``kl_coef``.
     """
 
     metric: ClassVar[str] = "kl"

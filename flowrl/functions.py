@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from .adaptive import expect_numbers
 from .columns import bind, positional, settings
 from .errors import GraphError, Location, WrongType
 from .expect import expect
@@ -68,6 +69,7 @@ class NodeFunction(Generic[P, R, S]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(value, Stream) for value in (*args, *kwargs.values())):
+            expect_numbers(self.function, kwargs)
             return self.function(*args, **kwargs)
         name, mesh = kwargs.pop("name", None), kwargs.pop("mesh", None)
         at = caller()

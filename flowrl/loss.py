@@ -46,6 +46,8 @@ TRAINED = ("logprobs", "entropy", "topk_logprobs", "values", "scores")
 the others [rows, tokens]."""
 TOPK_IDS = "teacher_ids"
 """The column with the ids that ``topk_logprobs`` are about."""
+REFERENCE = "ref_logprobs"
+"""The column of the reference, that an update measures the KL of its model from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+from .adaptive import adaptive_settings
 from .errors import FlowrlError, GraphCycle, GraphError, UnknownColumn, UnreadOutput, did_you_mean
 from .graph import EvaluateSpec, FilterSpec, Graph, Node, PromptsSpec, SamplesSpec, UpdateSpec
+from .loss import REFERENCE
 from .origins import Origins
 from .sources import open_source
 
@@ -110,10 +112,18 @@ def check_read(graph: Graph) -> list[FlowrlError]:
     nodes = graph.nodes
     if not any(isinstance(node.spec, UpdateSpec | EvaluateSpec) for node in nodes.values()):
         return []
-    read = {source for node in nodes.values() for source in node.sources}
+    followed = {setting.update for setting in adaptive_settings(graph)}
+    read = {source for node in nodes.values() for source in _needs(node, node.name in followed)}
     ends = (UpdateSpec, EvaluateSpec)
     unread = [n for n in nodes.values() if n.name not in read and not isinstance(n.spec, ends) and n.kind != "metric"]
     return [_unread(node, graph) for node in unread]
+
+
+def _needs(node: Node, is_followed: bool) -> tuple[str, ...]:
+    """Nodes that a node reads for more than a metric of its own: a reference that no loss holds to is a mistake."""
+    if not isinstance(node.spec, UpdateSpec) or is_followed or REFERENCE in node.spec.loss.reads:
+        return node.sources
+    return (*(binding.source for binding in node.bindings if binding.parameter != REFERENCE), *node.gates)
 
 
 def _unread(node: Node, graph: Graph) -> UnreadOutput:

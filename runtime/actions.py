@@ -112,7 +112,8 @@ def function(worker: Worker, firing: Firing, parts: Parts) -> Made:
     node = worker.plan.graph[firing.node]
     assert isinstance(node.spec, FunctionSpec)
     columns = worker.arguments(firing, parts)
-    called = call_function(node, node.spec, firing.keys, columns)
+    spec = replace(node.spec, settings={**node.spec.settings, **firing.settings})
+    called = call_function(node, spec, firing.keys, columns)
     if called.rows is not None or called.dropped:
         yield Emitted(called.rows, called.dropped)
     values = {name: Sum(value, 1) for name, value in called.values.items()}
@@ -151,7 +152,9 @@ def backward(worker: Worker, firing: Firing, parts: Parts) -> Made:
         columns.pop("sampler_logprobs", None)
     rows = Rows(firing.keys, columns)
     loss = coefficients.loss_of(worker, firing.node)
-    yield worker.model_of(firing).backward(rows, loss, spec.temperature, spec.max_tokens)
+    metrics = worker.model_of(firing).backward(rows, loss, spec.temperature, spec.max_tokens)
+    coefficients.expect_measured(worker, firing.node, metrics)
+    yield metrics
 
 
 def step(worker: Worker, firing: Firing, parts: Parts) -> Made:

@@ -2,7 +2,8 @@
 
 ``checkpoints/step-000100/`` holds one folder a trained model and ``run.json``, which lists every file with its size. A
 version is written to ``….partial`` by the ranks; only `publish` gives it its name. The prompts of a step are a function
-of its number; where a filter refills steps, ``run.json`` holds the cursor of their source (cursor.py) too.
+of its number; where a filter refills steps, ``run.json`` holds the cursor of their source (cursor.py) too, and where a
+function has adaptive settings their values (adaptive.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowrl.adaptive import adaptive_settings
 from flowrl.describe import describe
 from flowrl.errors import CheckpointError
 from flowrl.graph import EvaluateSpec, Graph, UpdateSpec
@@ -46,6 +48,8 @@ class Checkpoint:
     path: str = ""
     cursors: Mapping[str, Any] = field(default_factory=dict)
     """By prompts node whose batches are no function of the step."""
+    coefficients: Mapping[str, Any] = field(default_factory=dict)
+    """By adaptive setting of a function."""
 
 
 def recipe(graph: Graph, seed: int) -> dict[str, Any]:
@@ -89,6 +93,7 @@ def publish(run_dir: Path, checkpoint: Checkpoint) -> Path:
     sizes = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial) if path.name != RECORD}
     record = {"version": checkpoint.version, "recipe": checkpoint.recipe, "files": sizes}
     record |= {"cursors": checkpoint.cursors} if checkpoint.cursors else {}
+    record |= {"coefficients": checkpoint.coefficients} if checkpoint.coefficients else {}
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
@@ -120,7 +125,8 @@ def latest(
             warn(text)
             continue
         _agree(path, record["recipe"], recipe(graph, seed))
-        return Checkpoint(version=version, recipe=record["recipe"], path=str(path), cursors=_cursors(record))
+        kept = {name: _kept(record, name) for name in ("cursors", "coefficients")}
+        return Checkpoint(version=version, recipe=record["recipe"], path=str(path), **kept)
     return None
 
 
@@ -166,17 +172,21 @@ def _missing(path: Path, record: dict[str, Any], version: int, graph: Graph) -> 
     if record.get("version") != version or not isinstance(sizes, dict) or not isinstance(record.get("recipe"), dict):
         trained = {n.model.name for n in graph.nodes.values() if n.model and isinstance(n.spec, UpdateSpec)}
         return [repr(RECORD), *(f"model {name!r}" for name in sorted(trained) if not any(_files(path / name)))]
-    if absent := [refill.prompts for refill in refills(graph).values() if refill.prompts not in _cursors(record)]:
-        return [f"the prompt cursor of {name!r}" for name in absent]
+    cursors, coefficients = _kept(record, "cursors"), _kept(record, "coefficients")
+    absent = [f"the prompt cursor of {r.prompts!r}" for r in refills(graph).values() if r.prompts not in cursors]
+    absent += [f"the coefficient {c.name!r}" for c in adaptive_settings(graph) if c.name not in coefficients]
+    if absent:
+        return absent
     lost = [name for name, size in sizes.items() if not (path / name).is_file() or (path / name).stat().st_size != size]
     if path.name.endswith(PARTIAL) and not lost:
         return ["its name: it was not published"]
     return [f"{name!r} of {sizes[name]} bytes" for name in lost]
 
 
-def _cursors(record: dict[str, Any]) -> dict[str, Any]:
-    cursors = record.get("cursors")
-    return cursors if isinstance(cursors, dict) else {}
+def _kept(record: dict[str, Any], part: str) -> dict[str, Any]:
+    """What the scheduler has left for the run that goes on; nothing when there is no such part."""
+    found = record.get(part)
+    return found if isinstance(found, dict) else {}
 
 
 def _files(folder: Path) -> Iterator[Path]:

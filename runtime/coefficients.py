@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.backend import Metrics, Sum
 from flowrl.coefficients import Coefficient
-from flowrl.errors import CheckpointError
+from flowrl.errors import BackendError, CheckpointError
 from flowrl.graph import UpdateSpec
 from flowrl.loss import Loss
 
@@ -47,6 +47,24 @@ def move(worker: Worker, node: str, settings: dict[str, Any]) -> Metrics:
         label = each.label if each.label not in metrics else f"{each.label}_{len(metrics) + 1}"
         metrics[label] = Sum(value, 1.0)
     return metrics
+
+
+def expect_measured(worker: Worker, node: str, metrics: Metrics) -> None:
+    """See that a pass has measured the KL that a setting of a function follows (adaptive.py).
+
+    Raises:
+        BackendError: it has trained on rows, and says nothing of it.
+    """
+    followed = any(setting.update == node for setting in worker.plan.adaptive)
+    if followed and metrics["rows"].total and "kl" not in metrics:
+        model = worker.plan.model_of[node]
+        raise BackendError(
+            f"the backend of model '{model}' measures no KL, which a coefficient follows",
+            node=node,
+            found=f"metrics {', '.join(metrics)}",
+            wanted="'kl', from the column 'ref_logprobs'",
+            fix="a number in place of fl.Adaptive(...)",
+        )
 
 
 def save(worker: Worker, model: str, folder: Path) -> None:

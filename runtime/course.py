@@ -19,6 +19,8 @@ class Options:
     """Folder of the checkpoint to start from."""
     cursors: Mapping[str, Any] = field(default_factory=dict)
     """What that checkpoint says of prompts: see cursor.py."""
+    coefficients: Mapping[str, Any] = field(default_factory=dict)
+    """What it says of adaptive settings: see adaptive.py."""
     save_every: int | None = None
     """Versions between two checkpoints; the last version is always saved. None saves none."""
     save_to: str = ""

@@ -29,6 +29,7 @@ from typing import Any
 from flowrl.graph import UpdateSpec
 from flowrl.rows import Key
 
+from .adaptive import AdaptiveSettings
 from .course import shown
 from .evaluations import Evaluations
 from .events import MAKES_SAMPLES, Action, Firing, Warn
@@ -38,6 +39,7 @@ from .orders import MAX_QUEUED, Orders, reasons
 from .plan import Plan, Stage
 from .progress import Share, StageProgress, StepRows, parts
 from .saves import Saves
+from .step_metrics import StepMetrics
 from .updates import UpdateRound
 from .waves import Waves
 from .weights import Weights
@@ -55,6 +57,8 @@ class Dispatch:
         saves: Saves,
         evaluations: Evaluations,
         waves: Waves,
+        adaptive: AdaptiveSettings,
+        metrics: StepMetrics,
     ) -> None:
         self.plan = plan
         self.orders = orders
@@ -63,6 +67,8 @@ class Dispatch:
         self.saves = saves
         self.evaluations = evaluations
         self.waves = waves
+        self.adaptive = adaptive
+        self.metrics = metrics
         self.rounds: dict[tuple[str, int], UpdateRound] = {}
         """By update and step."""
         self.stopped: dict[str, Any] | None = None
@@ -80,7 +86,7 @@ class Dispatch:
         }
         later_first = sorted(plan.stages.values(), key=lambda stage: -stage.depth)
         self._later_first = [(s.name, launchers[s.action]) for s in later_first if self.is_fired(s)]
-        self._metrics = {name for name, node in plan.graph.nodes.items() if node.kind == "metric"}
+        self._metric_nodes = {name for name, node in plan.graph.nodes.items() if node.kind == "metric"}
         self._updates = [stage.name for stage in plan.stages.values() if stage.action == "backward"]
         self._samplers = _readers_of(plan, list(weights.home))
 
@@ -112,6 +118,7 @@ class Dispatch:
         """A step is closed."""
         for update in self._updates:
             self.rounds.pop((update, step.number), None)
+        self.adaptive.forget(step.number)
 
     def round_of(self, firing: Firing, worker: str) -> tuple[UpdateRound, int]:
         """The round that a pass or a step belongs to, and its rank."""
@@ -185,8 +192,9 @@ class Dispatch:
             workers = workers[:1]
         for part, worker in zip(_even(keys, stage.per == "group", len(workers)), workers, strict=True):
             if part:
-                missing = 0 if stage.name in self._metrics else len(part)
-                self._fire(worker, step, progress, stage.action, part, progress.take(part), missing=missing)
+                missing = 0 if stage.name in self._metric_nodes else len(part)
+                rows, numbers = progress.take(part), self.adaptive.settings(stage.name, step.number)
+                self._fire(worker, step, progress, stage.action, part, rows, missing=missing, settings=numbers)
 
     def _update(self, step: StepRows, progress: StageProgress) -> None:
         stage = progress.stage
@@ -251,6 +259,8 @@ class Dispatch:
         self.orders.fire_on_all(stage.pool, stage.name, "step", step.number, version=version, settings=settings)
         if settings["publish"]:
             self.weights.promise(model, version)
+            # Known as soon as a row of the step to come can be.
+            self.metrics.add(step.number, self.adaptive.move(stage.name, step.number, *update.followed()))
 
     def _record(self, step: StepRows, progress: StageProgress) -> None:
         worker = self.plan.pools[progress.stage.pool].workers[0]

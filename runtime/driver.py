@@ -205,8 +205,8 @@ class _Run:
             match command:
                 case StepDone(step, metrics):
                     self._step_done(step, metrics)
-                case Saved(version, cursors):
-                    self._publish(version, cursors)
+                case Saved():
+                    self._publish(command)
                 case Warn(text):
                     self._warn(text)
                 case Halt():
@@ -233,11 +233,13 @@ class _Run:
             self.folder.metrics.write(record)
         self.console.step(record)
 
-    def _publish(self, version: int, cursors: Mapping[str, Any]) -> None:
+    def _publish(self, saved: Saved) -> None:
         if self.folder:
             told = recipe(self.graph, _seed(self.graph))
-            path = publish(self.folder.path, Checkpoint(version=version, recipe=told, cursors=cursors))
-            log.info("saved version %d in %s", version, path)
+            checkpoint = Checkpoint(
+                version=saved.version, recipe=told, cursors=saved.cursors, coefficients=saved.coefficients
+            )
+            log.info("saved version %d in %s", saved.version, publish(self.folder.path, checkpoint))
 
     def _warn(self, text: str) -> None:
         log.warning(text)
@@ -293,6 +295,7 @@ def _scheduler_options(options: RunOptions, folder: RunDir | None, first: int, f
         first_step=first,
         load_from=str(found.path) if found else None,
         cursors=found.cursors if found else {},
+        coefficients=found.coefficients if found else {},
         save_every=(options.save_every or options.num_steps) if folder else None,
         save_to=str(folder.path / "checkpoints") if folder else "",
         # Inline nothing is lost, and while one worker computes the others cannot give a sign.

@@ -81,7 +81,8 @@ class Firing:
     version: int = 0
     """Of the weights that it reads, or, for ``step`` and ``import``, that it publishes."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Plain values of one action: a denominator, a folder, reasons of dropped rows."""
+    """Plain values of one action: a denominator, a folder, reasons of dropped rows; of a function, numbers in place of
+    its adaptive settings."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -209,6 +210,8 @@ class Saved:
     version: int
     cursors: dict[str, Any] = field(default_factory=dict)
     """By prompts stage whose batches are no function of the step: see cursor.py."""
+    coefficients: dict[str, Any] = field(default_factory=dict)
+    """By adaptive setting of a function: see adaptive.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from flowrl.adaptive import AdaptiveSetting, adaptive_settings
 from flowrl.errors import GraphError, RateError
 from flowrl.graph import (
     EvaluateSpec,
@@ -102,6 +103,8 @@ class Plan:
     prefixes: dict[str, str] = field(init=False)
     """By update: what the names of its metrics begin with. Those of the update that trains the policy have plain names:
     the first whose model samples, or the first of all where none does. Of the others it is ``MODEL/``."""
+    adaptive: tuple[AdaptiveSetting, ...] = field(init=False)
+    """Settings of functions that updates move."""
     reward: str | None = field(init=False)
     """The node whose scores are a run's reward: the only one whose scores make no other scores."""
 
@@ -115,6 +118,7 @@ class Plan:
         object.__setattr__(self, "in_space", in_space)
         object.__setattr__(self, "refills", refills(self.graph))
         object.__setattr__(self, "prefixes", _prefixes(self.graph))
+        object.__setattr__(self, "adaptive", adaptive_settings(self.graph))
         object.__setattr__(self, "reward", _reward(self.graph))
 
     def behind(self, rollout: str) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .adaptive import AdaptiveSettings
 from .course import Course, Options
 from .events import Saved
 from .orders import Orders
@@ -14,12 +15,21 @@ from .weights import Weights
 class Saves:
     """When to save, and what is being saved."""
 
-    def __init__(self, options: Options, orders: Orders, weights: Weights, course: Course, waves: Waves) -> None:
+    def __init__(
+        self,
+        options: Options,
+        orders: Orders,
+        weights: Weights,
+        course: Course,
+        waves: Waves,
+        adaptive: AdaptiveSettings,
+    ) -> None:
         self.options = options
         self.orders = orders
         self.weights = weights
         self.course = course
         self.waves = waves
+        self.adaptive = adaptive
         self.unpublished: int | None = None
         """A version that is written or being written, and not published yet."""
         self._newest = options.first_step
@@ -27,6 +37,8 @@ class Saves:
         """Ranks that still write."""
         self._cursors: dict[str, Any] = {}
         """Where the prompts of a run stand that goes on at the version which is being saved."""
+        self._coefficients: dict[str, Any] = {}
+        """And the adaptive settings of its functions."""
 
     def due(self, version: int) -> bool:
         """Whether a version is to be saved and is not yet: nothing is trained on it until then."""
@@ -39,14 +51,14 @@ class Saves:
         if self.unpublished is not None:
             if self._writing or self.course.closed < self.unpublished:
                 return
-            self.orders.commands.append(Saved(self.unpublished, self._cursors))
+            self.orders.commands.append(Saved(self.unpublished, self._cursors, self._coefficients))
             self.unpublished = None
         if self.options.save_every is None:
             return
         versions = set(self.weights.versions.values())
         if len(versions) == 1 and self.due(version := versions.pop()):
             self._newest = self.unpublished = version
-            self._cursors = self.waves.states(version)
+            self._cursors, self._coefficients = self.waves.states(version), self.adaptive.states(version)
             for pool in dict.fromkeys(self.weights.home.values()):
                 settings = {"folder": self.options.save_to, "models": self.weights.trained_on(pool)}
                 self._writing += self.orders.fire_on_all(pool, pool, "save", version=version, settings=settings)

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from .adaptive import AdaptiveSettings
 from .closing import Closing
 from .course import Course, Options, shown
 from .dispatch import Dispatch
@@ -78,9 +79,10 @@ class Scheduler:
         self._weights = Weights(plan, options, self._orders, course)
         self._metrics = StepMetrics()
         self._waves = waves = Waves(plan, options, self._orders, course, self.steps, self._metrics)
-        self._saves = Saves(options, self._orders, self._weights, course, waves)
+        adaptive = AdaptiveSettings(plan, first_step=options.first_step, state=options.coefficients)
+        self._saves = Saves(options, self._orders, self._weights, course, waves, adaptive)
         self._evaluations = Evaluations(plan, options, self._orders, self._weights, course)
-        read = (self._weights, self._saves, self._evaluations, waves)
+        read = (self._weights, self._saves, self._evaluations, waves, adaptive, self._metrics)
         self._dispatch = Dispatch(plan, self._orders, self.ledgers, *read)
         self._intake = Intake(plan, self._orders, self.steps, self.ledgers, self._metrics)
         parts = (self._orders, course, self.steps, self.ledgers, self._metrics, self._evaluations, self._dispatch)

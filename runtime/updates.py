@@ -57,6 +57,8 @@ class UpdateRound:
         self.stepping = False
         self._ended: list[Metrics] = []
         """Of each pass of the mini-batch that has ended."""
+        self._first_epoch: list[Metrics] = []
+        """Of each pass of the first epoch that has ended."""
         self._shares = self._split(0)
 
     @property
@@ -94,8 +96,12 @@ class UpdateRound:
         return {name: self._sum(name).total for name in ("tokens", "rows")}
 
     def observed(self) -> dict[str, Sum]:
-        """Metrics that coefficients follow, summed over the mini-batch."""
+        """Metrics that coefficients of the loss follow, summed over the mini-batch."""
         return {each.metric: self._sum(each.metric) for each in self.spec.loss.adaptive}
+
+    def followed(self) -> tuple[Sum, int]:
+        """What settings of functions follow: the KL of all rows, each once, and how many were trained on."""
+        return _sum_of("kl", self._first_epoch), round(_sum_of("rows", self._first_epoch).total)
 
     def mismatch(self) -> Sum:
         """KL of the sampler from the trainer, likewise; of no token once an optimizer step has moved the weights."""
@@ -110,6 +116,8 @@ class UpdateRound:
         """A pass ended with these sums."""
         self.running[rank] -= 1
         self._ended.append(metrics)
+        if self.steps_done < self.spec.minibatches:
+            self._first_epoch.append(metrics)
 
     def end_step(self, rank: int) -> None:
         """A rank has stepped; after the last one the next mini-batch begins."""
@@ -124,8 +132,7 @@ class UpdateRound:
 
     def _sum(self, name: str) -> Sum:
         """Over the mini-batch: the same in whatever order its passes ended."""
-        found = [sums for metrics in self._ended if isinstance(sums := metrics.get(name), Sum)]
-        return Sum(fsum(each.total for each in found), fsum(each.weight for each in found))
+        return _sum_of(name, self._ended)
 
     def _split(self, minibatch: int) -> list[Sequence[Key]]:
         """Keys of a mini-batch by rank, in order; those that are dead by now and those still to come among them."""
@@ -171,3 +178,8 @@ class UpdateRound:
             begun = len(share)
         self._shares[rank] = share[begun:]
         return passes
+
+
+def _sum_of(name: str, passes: Sequence[Metrics]) -> Sum:
+    found = [sums for metrics in passes if isinstance(sums := metrics.get(name), Sum)]
+    return Sum(fsum(each.total for each in found), fsum(each.weight for each in found))

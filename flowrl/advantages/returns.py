@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowrl.coefficients import Adaptive
+from flowrl.errors import WrongType
 from flowrl.functions import advantage, node
 from flowrl.kl import Estimator, estimate
 from flowrl.moments import checked, credited, discounted, last_trained, like, shifted, total, whiten
@@ -18,7 +20,17 @@ else:
     torch = lazy("torch")
 
 
-@node(out="rewards", per="group")
+def _check_penalty(columns: Sequence[str], *, kl_coef: float | Adaptive = 0.0, **settings: object) -> None:
+    if kl_coef and not {"logprobs", "ref_logprobs"} <= {*columns}:
+        raise WrongType(
+            "a penalty for leaving the reference needs the log-probs of both",
+            found=f"kl_coef={kl_coef}, and columns {', '.join(columns)}",
+            wanted="'logprobs' and 'ref_logprobs'",
+            fix="pass fl.logprobs(policy.frozen(), samples) too",
+        )
+
+
+@node(out="rewards", per="group", check=_check_penalty)
 def token_rewards(
     scores: Tensor,
     mask: Tensor,
@@ -26,7 +38,7 @@ def token_rewards(
     ref_logprobs: Tensor | None = None,
     group: Tensor | None = None,
     *,
-    kl_coef: float = 0.0,
+    kl_coef: float | Adaptive = 0.0,
     estimator: Estimator = "k1",
 ) -> Tensor:
     """A score as a reward of the response's last trained token, less a penalty at each token for leaving the reference.
@@ -34,13 +46,25 @@ def token_rewards(
     The reward of Ouyang et al. 2022 (arXiv:2203.02155), section 3.5. A response without a trained token has no place
     for its score: its rewards are all 0.
 
+    With an adaptive `kl_coef` the penalty keeps the KL near a target, as in Ziegler et al. 2019 (arXiv:1909.08593),
+    section 2.2, whose KL is summed over a response; here it is a mean over tokens, as for `flowrl.losses.kl`::
+
+        kl_coef = fl.Adaptive(initial=0.1, target=0.02)
+        rewards = advantages.token_rewards(samples, scores, reference, kl_coef=kl_coef)
+        advantage = advantages.gae(samples, rewards, values)
+        fl.update(policy, samples, advantage, reference, loss=losses.ppo_clip())
+
+    It moves with each version, by the metric ``kl`` that the update measures over its first epoch: so the update is
+    given the reference too. All rows of step s see the value of version ``s - staleness``: with ``staleness=0`` the one
+    that step s - 1 has led to, else one that is as many versions older as a response may be.
+
     Args:
         scores: [rows] float.
         mask: [rows, tokens] bool, 1 = trained.
         logprobs: [rows, tokens] float, of the policy that sampled; needed for a penalty.
         ref_logprobs: [rows, tokens] float; needed for a penalty.
         group: not read: no row depends on another, and a node that names it is called once for many prompts.
-        kl_coef: reward lost for each nat of KL.
+        kl_coef: reward lost for each nat of KL: a number, or in a graph a `flowrl.Adaptive`.
         estimator: of the KL, see `flowrl.kl`.
 
     Returns:
@@ -48,7 +72,9 @@ def token_rewards(
 
     Raises:
         ValueError: shapes differ, an input is not finite, or `kl_coef` is given without the log-probs.
+        WrongType: an adaptive `kl_coef` has no value outside a run.
     """
+    assert not isinstance(kl_coef, Adaptive), "a run has put a number in its place"
     trained = checked(mask, scores=scores)
     rewards = torch.zeros(trained.shape, dtype=torch.float64, device=scores.device)
     last = last_trained(trained)[:, -1:].clamp(min=0)

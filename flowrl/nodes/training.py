@@ -18,7 +18,7 @@ from flowrl.expect import (
 from flowrl.functions import gates_of
 from flowrl.graph import Binding, ForwardSpec, FunctionSpec, Node, ResponsesSpec, RolloutSpec, UpdateSpec
 from flowrl.location import caller
-from flowrl.loss import TOPK_IDS, TRAINED, Loss
+from flowrl.loss import REFERENCE, TOPK_IDS, TRAINED, Loss
 from flowrl.model import Model
 from flowrl.stream import Samples, Stream
 from flowrl.trace import tracer
@@ -48,7 +48,8 @@ def update(
     Args:
         model: needs an optimizer.
         samples: rows with ``prompt_ids``, ``response_ids`` and ``mask``.
-        *streams: more columns that the loss reads.
+        *streams: more columns that the loss reads. With ``ref_logprobs`` among them, from ``fl.logprobs`` of a frozen
+            model, the metric ``kl`` is the KL of the trained model from that reference, also where the loss has none.
         loss: what is minimised.
         batch: prompts that one version consumes, a multiple of a step's; None is one step's.
         minibatches: optimizer steps over the batch; it is split between prompts, in order of their keys.
@@ -87,6 +88,8 @@ def update(
     wanted = dict.fromkeys(("prompt_ids", "response_ids", "mask", *before, *loss.reads))
     if "topk_logprobs" in wanted:
         wanted[TOPK_IDS] = None
+    if model.head == "lm" and (REFERENCE in named or len(_writers(REFERENCE, streams)) == 1):
+        wanted[REFERENCE] = None  # the KL from it is measured, whether the loss reads it or not
     unknown = [key for key in named if key not in wanted]
     if unknown:
         raise UnknownName(
@@ -154,6 +157,10 @@ def _expect_threshold(value: object, sampler: tuple[Binding, ...], model: Model,
         found = f"no log-probs of a rollout of model '{model.name}'"
         fix = "leave max_mismatch= out: what another model sampled, or nobody, has no mismatch"
         raise wrong(node, at, "max_mismatch has nothing to hold to", found, "samples of the trained model", fix)
+
+
+def _writers(column: str, streams: Sequence[Stream]) -> set[str]:
+    return {stream.columns[column] for stream in streams if column in stream.columns}
 
 
 def _expect_old_logprobs(

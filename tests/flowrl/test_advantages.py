@@ -15,6 +15,7 @@ from torch import Tensor
 
 import flowrl as fl
 from flowrl import advantages
+from flowrl.errors import WrongType
 
 
 def tensor(*values: object) -> Tensor:
@@ -197,6 +198,12 @@ def test_rewards_lie_on_the_last_trained_token_less_the_penalty() -> None:
 def test_a_penalty_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kl_coef=0.1 needs logprobs and ref_logprobs: pass fl.logprobs"):
         advantages.token_rewards(tensor(3.0), torch.tensor([[1]]), kl_coef=0.1)
+
+
+def test_an_adaptive_penalty_has_no_value_where_the_function_is_called_with_tensors() -> None:
+    coef = fl.Adaptive(initial=0.1, target=0.05)
+    with pytest.raises(WrongType, match="the coefficient 'kl_coef' of 'token_rewards' has no value outside a run"):
+        advantages.token_rewards(tensor(3.0), torch.tensor([[1]]), tensor([0.0]), tensor([0.0]), kl_coef=coef)
 
 
 @pytest.mark.parametrize("place", [1, 3], ids=["on the last trained token", "on the last token"])

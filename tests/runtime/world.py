@@ -35,6 +35,11 @@ from flowrl.runtime.plan import Plan
 from flowrl.runtime.scheduler import Options, Scheduler
 
 
+def kl_of(key: Key) -> float:
+    """What a backward pass measures of a row."""
+    return 0.1 + key.step % 3 + 0.01 * key.prompt + 0.001 * key.sample
+
+
 @dataclass(kw_only=True)
 class Faults:
     """How often things go wrong: chances between 0 and 1."""
@@ -97,6 +102,7 @@ class World:
         self.steps: list[StepDone] = []
         self.saved: list[int] = []
         self.cursors: dict[int, dict] = {}
+        self.coefficients: dict[int, dict] = {}
         """By version that was saved."""
         self.warnings: list[str] = []
         self.trace: list[Event | str] = []
@@ -187,10 +193,11 @@ class World:
                 case StepDone():
                     assert command.step == len(self.steps) + self.options.first_step
                     self.steps.append(command)
-                case Saved(version, cursors):
+                case Saved(version, cursors, coefficients):
                     assert len(self.steps) + self.options.first_step >= version
                     self.saved.append(version)
                     self.cursors[version] = cursors
+                    self.coefficients[version] = coefficients
                 case Warn(text):
                     self.warnings.append(text)
                 case Halt():
@@ -262,6 +269,8 @@ class World:
         if firing.action == "backward":
             tokens = 0 if self.chance.random() < self.faults.untrained else 3 * len(firing.keys)
             sums = {"tokens": Sum(tokens, 1), "rows": Sum(tokens // 3, 1), "loss": Sum(1.0, 1.0)}
+            if tokens:
+                sums["kl"] = Sum(sum(map(kl_of, firing.keys)), len(firing.keys))
             if self.faults.mismatch and not firing.settings["moved"]:
                 mean = self.faults.mismatch[min(firing.step, len(self.faults.mismatch) - 1)]
                 sums["mismatch_kl"] = Sum(mean * tokens, tokens)

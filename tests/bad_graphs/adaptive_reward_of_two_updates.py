@@ -1,0 +1,30 @@
+"""An adaptive penalty could follow either of two models that its rewards train.
+
+error: GraphError
+node: token_rewards
+message: 'kl_coef' of node 'token_rewards' is adaptive, and 2 updates behind it measure a KL
+"""
+
+import flowrl as fl
+from flowrl import advantages, losses
+
+ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(64)]
+
+
+@fl.reward
+def exact_match(response: str, answer: str) -> float:
+    return float(response.strip() == answer)
+
+
+@fl.graph
+def reinforce(lr: float = 1e-6):
+    policy = fl.Model("model", optimizer=fl.AdamW(lr=lr))
+    student = fl.Model("model", name="student", optimizer=fl.AdamW(lr=lr))
+    prompts = fl.prompts(ROWS, batch=8)
+    samples = fl.rollout(policy, prompts, n=4, max_new_tokens=64)
+    scores, reference = exact_match(samples), fl.logprobs(policy.frozen(), samples)
+    coef = fl.Adaptive(initial=0.1, target=0.05)
+    rewards = advantages.token_rewards(samples, scores, reference, kl_coef=coef)  # here
+    advantage = advantages.reinforce_pp(samples, rewards)
+    fl.update(policy, samples, advantage, reference, loss=losses.policy_gradient())
+    fl.update(student, samples, advantage, reference, loss=losses.policy_gradient(), name="update_student")
