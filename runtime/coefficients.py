@@ -56,7 +56,8 @@ def expect_measured(worker: Worker, node: str, metrics: Metrics) -> None:
         BackendError: it has trained on rows, and says nothing of it.
     """
     followed = any(setting.update == node for setting in worker.plan.adaptive)
-    if followed and metrics["rows"].total and "kl" not in metrics:
+    rows = metrics["rows"]
+    if followed and isinstance(rows, Sum) and rows.total and "kl" not in metrics:
         model = worker.plan.model_of[node]
         raise BackendError(
             f"the backend of model '{model}' measures no KL, which a coefficient follows",
