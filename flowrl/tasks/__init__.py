@@ -8,17 +8,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .addition import Addition
+from .calculation import Calculation, calculate, calculator
 from .count_up import CountUp
 from .reverse_digits import ReverseDigits, ReverseDigitsPairs
 from .verify import exact_match, share_correct
 
-TASKS: dict[str, type[Addition] | type[CountUp] | type[ReverseDigits] | type[ReverseDigitsPairs]] = {
+Task = type[Addition] | type[Calculation] | type[CountUp] | type[ReverseDigits] | type[ReverseDigitsPairs]
+TASKS: dict[str, Task] = {
     "addition": Addition,
+    "calculation": Calculation,
     "count_up": CountUp,
     "reverse_digits": ReverseDigits,
     "reverse_digits_pairs": ReverseDigitsPairs,
 }
 """By the name behind ``builtin:``."""
+TOOLS: dict[str, Callable[[str], str | None]] = {"calculation": calculator}
+"""What answers the turns of a task that is solved in several."""
+DEMONSTRATIONS: dict[str, Callable[[str], tuple[str, ...]]] = {"calculation": calculate}
+"""The turns of a model that solves such a task, by its prompt."""
 
-__all__ = ["TASKS", "Addition", "CountUp", "ReverseDigits", "ReverseDigitsPairs", "exact_match", "share_correct"]
+__all__ = [
+    "DEMONSTRATIONS",
+    "TASKS",
+    "TOOLS",
+    "Addition",
+    "Calculation",
+    "CountUp",
+    "ReverseDigits",
+    "ReverseDigitsPairs",
+    "calculator",
+    "exact_match",
+    "share_correct",
+]

@@ -6,17 +6,21 @@ right and wrong ones, and reinforcement learning has something to compare. The s
 
     python -m flowrl.graphs.warm_start.make reverse_digits
     python -m flowrl.graphs.warm_start.make count_up --random
+    python -m flowrl.graphs.warm_start.make calculation --task calculation
 
-One machine, one version of torch and one thread give the same file bit for bit; ``made_with.json`` says which.
+A task with a tool is shown in turns, as a model is to write them; what the tool says between them is read and not
+learnt. One machine, one version of torch and one thread give the same file bit for bit; ``made_with.json`` says which.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +29,9 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from flowrl.tasks import TASKS
+from flowrl.tasks import DEMONSTRATIONS, TASKS, TOOLS
 
 ALPHABET = "_^$0123456789abcdefghijklmnopqrstuvwxyz+-*/=:>() .,?"
 """One token a character, numbered in this order: pad, begin, end, then text. Any other character is refused."""
@@ -39,8 +43,13 @@ CHECK_EVERY = 5
 MAX_STEPS = 2000
 """Tuning takes about 100 steps; one that never gets there is not worth more."""
 BATCH, LEARNING_RATE, WARM_UP_STEPS = 128, 2e-3, 20
+LONGEST_CONVERSATION = 28
+"""Characters: the longest of `flowrl.tasks.Calculation` has 24."""
 
 Row = dict[str, str]
+Tool = Callable[[str], str | None]
+Part = tuple[str, bool]
+"""Text, and whether the model is to learn to write it."""
 
 
 def make(out: Path, task: str = "reverse_digits", *, seed: int = 0, random: bool = False) -> dict[str, Any]:
@@ -128,39 +137,95 @@ def tune(model: LlamaForCausalLM, task: str, generator: torch.Generator) -> dict
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(1, MAX_STEPS + 1):
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, step / WARM_UP_STEPS)
-        _train(model, optimizer, [source[(step - 1) * BATCH + i] for i in range(BATCH)])
+        _train(model, optimizer, [lesson(task, source[(step - 1) * BATCH + i]) for i in range(BATCH)])
         if step % CHECK_EVERY == 0:
-            accuracy = sampled_accuracy(model, questions, generator)
+            accuracy = sampled_accuracy(model, questions, generator, TOOLS.get(task))
             if accuracy >= GOOD_ENOUGH:
                 return {"steps": step, "sampled_accuracy": accuracy}
     raise RuntimeError(f"{task}: {accuracy:.3f} of the samples right after {MAX_STEPS} steps, wanted {GOOD_ENOUGH}")
 
 
-def sampled_accuracy(model: LlamaForCausalLM, rows: Sequence[Row], generator: torch.Generator) -> float:
-    """The share of rows whose response, sampled at temperature 1, is the answer and then the end token."""
-    answers = character_ids([row["answer"] + "$" for row in rows])
+def lesson(task: str, row: Row) -> list[Part]:
+    """A prompt and what follows it: the answer and the end token, or turns that ask a tool and its answers."""
+    parts = [("^" + row["prompt"], False)]
+    for turn in DEMONSTRATIONS[task](row["prompt"]) if task in DEMONSTRATIONS else (row["answer"],):
+        said = TOOLS[task](turn) if task in TOOLS else None
+        parts += [(turn + "$", True)] if said is None else [(turn, True), (said, False)]
+    return parts
+
+
+def sampled_accuracy(
+    model: LlamaForCausalLM, rows: Sequence[Row], generator: torch.Generator, tool: Tool | None = None
+) -> float:
+    """The share of rows whose response, sampled at temperature 1, is the answer and then the end token.
+
+    Of a response in turns the last one counts. All rows advance together: where a tool speaks, its characters stand in
+    for those that are sampled.
+    """
     ids = character_ids(["^" + row["prompt"] for row in rows])
+    responses, cache = [_Response(tool) for _ in rows], DynamicCache()  # type: ignore[no-untyped-call]
+    # transformers renamed the parameter within version 5
+    remembered = {"cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values": cache}
     with torch.no_grad():
-        for _ in range(answers.shape[1]):
-            probabilities = model(input_ids=ids).logits[:, -1].softmax(-1)
-            ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
-    return (ids[:, -answers.shape[1] :] == answers).all(1).double().mean().item()
+        for _ in range(LONGEST_CONVERSATION if tool else max(len(row["answer"]) for row in rows) + 1):
+            probabilities = model(input_ids=ids, **remembered).logits[:, -1].softmax(-1)
+            sampled = torch.multinomial(probabilities, 1, generator=generator)[:, 0].tolist()
+            taken = [response.take(id) for response, id in zip(responses, sampled, strict=True)]
+            ids = torch.tensor(taken)[:, None]
+    right = [response.answer == row["answer"] for response, row in zip(responses, rows, strict=True)]
+    return sum(right) / len(rows)
 
 
-def _train(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, rows: Sequence[Row]) -> None:
-    """One step on the mean cross-entropy of the answers' characters and the end token."""
-    ids = character_ids(["^" + row["prompt"] + row["answer"] + "$" for row in rows])
-    num_answer = len(rows[0]["answer"]) + 1
-    logits = model(input_ids=ids[:, :-1]).logits[:, -num_answer:]
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -num_answer:].flatten())
+class _Response:
+    """A response while it is sampled."""
+
+    def __init__(self, tool: Tool | None) -> None:
+        self.answer: str | None = None
+        """The turn that the end token closed."""
+        self._tool = tool
+        self._turn = ""
+        self._said: deque[int] = deque()
+
+    def take(self, sampled: int) -> int:
+        """What follows: a sampled character, or, while the tool speaks, one of its own."""
+        if self._said:
+            return self._said.popleft()
+        if self.answer is None and sampled == EOS:
+            self.answer = self._turn
+        self._turn += ALPHABET[sampled]
+        said = self._tool(self._turn) if self._tool and self.answer is None else None
+        if said is not None:
+            self._said.extend(map(ALPHABET.index, said))
+            self._turn = ""
+        return sampled
+
+
+def _train(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, lessons: Sequence[Sequence[Part]]) -> None:
+    """One step on the mean cross-entropy of the characters that are to be learnt."""
+    ids, learnt = _padded(lessons)
+    logits = model(input_ids=ids[:, :-1]).logits
+    loss = nn.functional.cross_entropy(logits[learnt[:, 1:]], ids[:, 1:][learnt[:, 1:]])
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 
+def _padded(lessons: Sequence[Sequence[Part]]) -> tuple[Tensor, Tensor]:
+    """[lessons, longest] int64 ids, padded on the right, and bool: which of them are learnt."""
+    longest = max(sum(len(text) for text, _ in parts) for parts in lessons)
+    texts = ["".join(text for text, _ in parts).ljust(longest, ALPHABET[PAD]) for parts in lessons]
+    learnt = torch.zeros(len(lessons), longest, dtype=torch.bool)
+    for row, parts in enumerate(lessons):
+        at = 0
+        for text, trained in parts:
+            learnt[row, at : at + len(text)] = trained
+            at += len(text)
+    return character_ids(texts), learnt
+
+
 def character_ids(texts: Sequence[str]) -> Tensor:
-    """[texts, characters] int64; all texts of a task are equally long."""
+    """[texts, characters] int64; all texts are equally long."""
     return torch.tensor([[ALPHABET.index(character) for character in text] for text in texts])
 
 

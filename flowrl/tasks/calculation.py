@@ -1,0 +1,47 @@
+"""Calculate in two steps, with a pocket calculator: ``12+34*2>`` asks for ``80``.
+
+A conversation that gets there, what the calculator says in brackets: ``34*2=[68,]12+68=[80,]80``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flowrl.seeds import mix
+
+_OPERATION = re.compile(r"(\d{1,4})([+*])(\d{1,4})=")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calculation:
+    """Rows ``{"prompt": "12+34*2>", "answer": "80"}`` without end; row i is a function of (seed, i)."""
+
+    seed: int = 0
+    """Of the numbers: two of two digits, and one from 2 to 9."""
+    columns: ClassVar[tuple[str, ...]] = ("prompt", "answer")
+
+    def __getitem__(self, row: int) -> dict[str, str]:
+        a, b, c = (low + mix(self.seed, row, i) % count for i, (low, count) in enumerate(((10, 90), (10, 90), (2, 8))))
+        return {"prompt": f"{a}+{b}*{c}>", "answer": str(a + b * c)}
+
+
+def calculator(response: str) -> str | None:
+    """What a pocket calculator says to a turn that ends in ``=``: the result of one operation, as ``"68,"``.
+
+    It knows + and * of two numbers of four digits at most, and says ``"?,"`` to all else. None to a turn without ``=``.
+    """
+    if not response.endswith("="):
+        return None
+    match = _OPERATION.fullmatch(response)
+    if match is None:
+        return "?,"
+    left, right = int(match[1]), int(match[3])
+    return f"{left + right if match[2] == '+' else left * right},"
+
+
+def calculate(prompt: str) -> tuple[str, ...]:
+    """The turns of a model that asks the calculator twice, and then gives the answer."""
+    a, b, c = map(int, re.findall(r"\d+", prompt))
+    return f"{b}*{c}=", f"{a}+{b * c}=", str(a + b * c)

@@ -1,0 +1,52 @@
+"""Teach a 104k-parameter model to use a calculator: ``12+34*2>`` becomes ``34*2=68,12+68=80,80``.
+
+    flowrl run tool_use.py
+
+The model ends a turn with ``=``, the calculator answers (``68,``), the model goes on. Of a response the tokens that the
+calculator wrote are read and not trained. Runs on a core in two minutes, downloads nothing, and ends above 0.9.
+"""
+
+import flowrl as fl
+from flowrl import advantages, losses, tasks
+
+calculator = fl.tool(tasks.calculator)
+
+
+@fl.reward
+def right_result(turns: list[dict[str, str]], answer: str) -> float:
+    return float(turns[-1]["content"] == answer)
+
+
+@fl.graph
+def tool_use(
+    model: str = "builtin:calculation",
+    data: str = "builtin:calculation",
+    prompts_per_step: int = 32,
+    samples_per_prompt: int = 8,
+    max_new_tokens: int = 28,
+    max_turns: int = 4,
+    lr: float = 1e-3,
+    entropy: float = 0.005,
+    staleness: int = 0,
+    steps: int = 150,
+    seed: int = 0,
+    train: fl.Mesh = fl.Mesh(dp=1),
+) -> None:
+    """Group-relative policy optimisation (GRPO; Shao et al. 2024, arXiv:2402.03300) over conversations with a tool."""
+    policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps))
+    prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
+    samples = fl.rollout(
+        policy,
+        prompts,
+        n=samples_per_prompt,
+        max_new_tokens=max_new_tokens,
+        tool=calculator,
+        max_turns=max_turns,
+        stop=("=",),
+        staleness=staleness,
+    )
+    scores = right_result(samples)
+    advantage = advantages.grpo(samples, scores)
+    useful = fl.filter(samples, advantage, keep=lambda advantages: advantages != 0, reason="all samples score the same")
+    loss = losses.ppo_clip(clip_low=0.2, clip_high=0.28) - entropy * losses.entropy()
+    fl.update(policy, useful, advantage, loss=loss)
