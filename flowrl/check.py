@@ -197,9 +197,8 @@ def check_needs(graph: Graph) -> list[FlowrlError]:
     """This machine has what the functions need: a package, or a kernel that isolates programs. Each is asked once."""
     problems: list[FlowrlError] = []
     asked = set()
-    for node in graph.nodes.values():
-        spec = node.spec.score if isinstance(node.spec, EvaluateSpec) else node.spec
-        if not isinstance(spec, FunctionSpec) or spec.needs is None or spec.needs in asked:
+    for node, spec in ((each, spec) for each in graph.nodes.values() for spec in _called(each)):
+        if spec.needs is None or spec.needs in asked:
             continue
         asked.add(spec.needs)
         try:
@@ -208,6 +207,16 @@ def check_needs(graph: Graph) -> list[FlowrlError]:
             error.problem, error.node, error.at = f"node '{node.name}': {error.problem}", node.name, node.at
             problems.append(error)
     return problems
+
+
+def _called(node: Node) -> Iterator[FunctionSpec]:
+    """The functions of a user's that a node calls."""
+    if isinstance(node.spec, FunctionSpec):
+        yield node.spec
+    if isinstance(node.spec, EvaluateSpec):
+        yield node.spec.score
+    if isinstance(node.spec, RolloutSpec | EvaluateSpec) and node.spec.tool:
+        yield node.spec.tool.call
 
 
 def check_minibatches(graph: Graph) -> list[FlowrlError]:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 from .columns import positional, settings
 from .errors import Location, WrongType
 from .expect import expect_counts_or_none, expect_policy, wrong
-from .functions import call_options, named_function, refuse_async
+from .functions import Needs, call_options, named_function, refuse_async
 from .graph import FunctionSpec, ToolSpec
 from .location import caller
 
@@ -77,6 +77,7 @@ def tool(
     role: str | None = "tool",
     max_answer_tokens: int | None = None,
     on_too_long: OnLongAnswer = "right",
+    needs: Needs | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -89,6 +90,7 @@ def tool(
     role: str | None = "tool",
     max_answer_tokens: int | None = None,
     on_too_long: OnLongAnswer = "right",
+    needs: Needs | None = None,
 ) -> Any:
     """Declare a tool, for ``fl.rollout(..., tool=)`` and ``fl.evaluate(..., tool=)``.
 
@@ -107,9 +109,11 @@ def tool(
         max_answer_tokens: longest answer, without what a chat template puts around it; None sets no limit.
         on_too_long: a longer one is cut on its ``"right"`` (its first tokens stay) or ``"left"``, drops its row, or is
             an error. Cut answers are counted.
+        needs: as for `reward`.
     """
     at = caller()
     call = call_options("tool", timeout, on_error, retries, max_failure_rate, policies=("fail", "drop", "tell"))
+    call["needs"] = needs
     expect_counts_or_none("tool", at, max_answer_tokens=max_answer_tokens)
     expect_policy("tool", at, "on_too_long", on_too_long, ("right", "left", "drop", "error"))
     if role is not None and not (isinstance(role, str) and role):

@@ -280,7 +280,7 @@ class Scheduler:
                     self._waves.after_read(step, firing.node, bool(more))
                 else:  # the source is used up
                     self._course.end = min(self._course.end, step.number)
-            case "function" | "filter" | "judge":
+            case "rollout" | "function" | "filter" | "judge":
                 if self.plan.graph[firing.node].kind == "metric":
                     step.deliver(firing.node, set(firing.keys))
                 if error := self._intake.too_many_failures(progress, step.number):

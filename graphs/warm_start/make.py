@@ -163,7 +163,7 @@ def sampled_accuracy(
     for those that are sampled.
     """
     ids = character_ids(["^" + row["prompt"] for row in rows])
-    responses, cache = [_Response(tool) for _ in rows], DynamicCache()  # type: ignore[no-untyped-call]
+    responses, cache = [_Response(tool) for _ in rows], DynamicCache()
     # transformers renamed the parameter within version 5
     remembered = {"cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values": cache}
     with torch.no_grad():

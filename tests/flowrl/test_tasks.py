@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.sources import open_source
-from flowrl.tasks import TASKS, Addition, CountUp, ReverseDigits, exact_match, share_correct
+from flowrl.tasks import TASKS, Addition, Calculation, CountUp, ReverseDigits, calculator, exact_match, share_correct
+from flowrl.tasks.calculation import calculate
 from flowrl.tasks.gsm8k import final_number, numeric_match
 
 GSM8K = Path(__file__).parents[1] / "data" / "gsm8k_100.jsonl"
@@ -46,6 +47,41 @@ def test_addition_asks_for_the_sum_with_leading_zeros() -> None:
         match = re.fullmatch(r"(\d\d)\+(\d\d)=", row["prompt"])
         assert match
         assert row["answer"] == f"{int(match[1]) + int(match[2]):03d}"
+
+
+def test_a_calculation_is_solved_in_two_operations_of_the_calculator() -> None:
+    rows = [Calculation()[i] for i in range(300)]
+    for row in rows:
+        match = re.fullmatch(r"([1-9]\d)\+([1-9]\d)\*([2-9])>", row["prompt"])
+        assert match
+        a, b, c = map(int, match.groups())
+        assert row["answer"] == str(a + b * c)
+        first, second, last = calculate(row["prompt"])
+        assert calculator(first) == f"{b * c},"
+        assert second == f"{a}+{b * c}="
+        assert calculator(second) == f"{row['answer']},"
+        assert (last, calculator(last)) == (row["answer"], None)
+    assert len({row["prompt"] for row in rows}) > 290
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ("34*2=", "68,"),
+        ("7+5=", "12,"),
+        ("9999*9999=", "99980001,"),
+        ("10000+1=", "?,"),
+        ("12+34*2=", "?,"),
+        ("3-1=", "?,"),
+        ("80,12+68=", "?,"),
+        ("=", "?,"),
+        ("80", None),
+        ("", None),
+        ("34*2", None),
+    ],
+)
+def test_a_pocket_calculator_knows_one_operation_at_a_time(turn: str, said: str | None) -> None:
+    assert calculator(turn) == said
 
 
 def test_exact_match_looks_past_white_space_alone() -> None:

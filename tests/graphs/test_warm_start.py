@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowrl.graphs.warm_start import make
-from flowrl.tasks import ReverseDigits
+from flowrl.tasks import Calculation, ReverseDigits, calculator
 
 SHIPPED = Path(str(files("flowrl.graphs") / "warm_start"))
-NAMES = ("reverse_digits", "count_up")
+NAMES = ("reverse_digits", "count_up", "calculation")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_the_tokenizer_has_one_token_a_character_and_puts_the_begin_token_in_fro
 
 def test_the_shipped_folders_are_small() -> None:
     sizes = [file.stat().st_size for name in NAMES for file in (SHIPPED / name).iterdir()]
-    assert sum(sizes) < 1_000_000
+    assert sum(sizes) < 500_000 * len(NAMES)
 
 
 def test_the_tuned_model_gets_about_a_quarter_of_its_samples_right() -> None:
@@ -70,6 +70,27 @@ def test_the_tuned_model_gets_about_a_quarter_of_its_samples_right() -> None:
     accuracy = make.sampled_accuracy(model, rows, torch.Generator().manual_seed(1))
     assert 0.15 < accuracy < 0.45
     assert shipped_record("reverse_digits")["sampled_accuracy"] >= make.GOOD_ENOUGH
+
+
+def test_the_model_that_talks_to_a_calculator_gets_about_a_third_right_and_nothing_without_it() -> None:
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED / "calculation")
+    rows = [Calculation(seed=77)[i] for i in range(256)]
+    accuracy = make.sampled_accuracy(model, rows, torch.Generator().manual_seed(1), calculator)
+    assert 0.2 < accuracy < 0.5
+    assert make.sampled_accuracy(model, rows, torch.Generator().manual_seed(1), lambda turn: None) < 0.02
+    assert shipped_record("calculation")["sampled_accuracy"] >= make.GOOD_ENOUGH
+
+
+def test_what_the_calculator_says_is_read_and_not_learnt() -> None:
+    parts = make.lesson("calculation", {"prompt": "12+34*2>", "answer": "80"})
+    assert parts == [
+        ("^12+34*2>", False), ("34*2=", True), ("68,", False), ("12+68=", True), ("80,", False), ("80$", True),
+    ]  # fmt: skip
+    ids, learnt = make._padded([parts, make.lesson("reverse_digits", {"prompt": "12>", "answer": "21"})])
+    assert ids.shape == learnt.shape == (2, 29)
+    assert "".join(make.ALPHABET[id] for id in ids[0][learnt[0]]) == "34*2=12+68=80$"
+    assert "".join(make.ALPHABET[id] for id in ids[1]) == "^12>21$" + "_" * 22
+    assert "".join(make.ALPHABET[id] for id in ids[1][learnt[1]]) == "21$"
 
 
 def test_the_random_model_knows_nothing_and_has_the_wide_initialisation() -> None:
