@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .coefficients import Coefficient
 from .loss import Loss
 from .mesh import AXES, Mesh
 from .model import Model
@@ -17,7 +18,8 @@ LONGEST = 16
 
 
 def describe(value: Any) -> Any:
-    """A setting as what JSON holds: meshes by their axes, models and functions by name, losses by their formula.
+    """A setting as what JSON holds: meshes by their axes, models and functions by name, losses by their formula,
+    adaptive coefficients as they are declared.
 
     Anything else is described by its type, never by its ``repr``: that of a data set may be pages long, and one with an
     address differs from run to run.
@@ -28,7 +30,7 @@ def describe(value: Any) -> Any:
         return _mesh(value)
     if isinstance(value, Model):
         return value.name
-    if isinstance(value, Loss):
+    if isinstance(value, Loss | Coefficient):
         return str(value)
     if isinstance(value, Source):
         return value.name if value.num_rows is None else f"{value.name}, {value.num_rows:,} rows"
