@@ -28,7 +28,8 @@ def cispo(
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
     """Clipped importance-sampling policy optimisation (CISPO; MiniMax 2025, arXiv:2506.13585)."""
-    policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps))
+    optimizer = fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps * minibatches)
+    policy = fl.Model(model, mesh=train, optimizer=optimizer)
     prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
     samples = fl.rollout(policy, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens, staleness=staleness)
     scores = exact_match(samples)

@@ -30,7 +30,8 @@ def gspo(
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
     """Group sequence policy optimisation (GSPO; Zheng et al. 2025, arXiv:2507.18071)."""
-    policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps))
+    optimizer = fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps * minibatches)
+    policy = fl.Model(model, mesh=train, optimizer=optimizer)
     prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
     samples = fl.rollout(policy, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens, staleness=staleness)
     scores = exact_match(samples)

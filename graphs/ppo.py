@@ -1,9 +1,9 @@
 """Four models: an actor, its critic, the reference that it is held to, and a reward model that scores it.
 
     flowrl run ppo.py
-    flowrl run ppo.py --value.dp 1 --judge.dp 1        # critic and reward model on ranks of their own
 
-The reward model that comes with flowrl was trained to tell right answers from wrong ones; `right` is the truth.
+The reward model that comes with flowrl was trained to tell right answers from wrong ones; the truth is measured beside
+it, on held-out prompts.
 """
 
 import flowrl as fl
@@ -37,14 +37,14 @@ def ppo(
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
     """Proximal policy optimisation (PPO, arXiv:1707.06347) of a language model (InstructGPT, arXiv:2203.02155)."""
-    policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps))
-    critic = fl.Model(
-        critic_model, head="value", name="critic", mesh=train, optimizer=fl.AdamW(lr=critic_lr, warmup_steps=5)
-    )
-    judge = fl.Model(reward_model, head="score", name="reward_model", mesh=train)
+    optimizer = fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps * minibatches)
+    policy = fl.Model(model, mesh=train, optimizer=optimizer)
+    learn = fl.AdamW(lr=critic_lr, warmup_steps=5)
+    critic = fl.Model(critic_model, head="value", name="critic", mesh=train, optimizer=learn)
+    scorer = fl.Model(reward_model, head="score", name="reward_model", mesh=train)
     prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
     samples = fl.rollout(policy, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens, staleness=staleness)
-    scores = fl.score(judge, samples)
+    scores = fl.score(scorer, samples)
     reference = fl.logprobs(policy.frozen(), samples)
     values = fl.values(critic, samples)
     rewards = advantages.token_rewards(samples, scores, reference, kl_coef=kl)

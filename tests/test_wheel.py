@@ -10,13 +10,17 @@ import pytest
 
 FOLDERS = (
     "flowrl",
-    "flowrl.graphs",
-    "flowrl.runtime",
-    "flowrl.runtime.launch",
-    "flowrl.backends",
+    "flowrl.advantages",
+    "flowrl.losses",
+    "flowrl.nodes",
     "flowrl.rewards",
     "flowrl.tasks",
     "flowrl.visualize",
+    "flowrl.graphs",
+    "flowrl.graphs.warm_start",
+    "flowrl.runtime",
+    "flowrl.runtime.launch",
+    "flowrl.backends",
 )
 
 
@@ -27,7 +31,7 @@ def test_every_folder_is_importable(name: str) -> None:
 
 def test_the_start_models_ship_inside_the_package() -> None:
     folder = importlib.resources.files("flowrl.graphs") / "warm_start"
-    for model in ("reverse_digits", "count_up"):
+    for model in ("reverse_digits", "reverse_digits_reward", "calculation", "count_up"):
         assert (folder / model / "model.safetensors").is_file()
         assert (folder / model / "tokenizer.json").is_file()
 

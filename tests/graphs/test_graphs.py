@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import math
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from flowrl.check import check
-from flowrl.graph import Graph
+from flowrl.graph import Graph, UpdateSpec
 from flowrl.runtime import run
 from flowrl.runtime.graphfile import load_graph
 from flowrl.runtime.registry import describe
@@ -48,6 +49,26 @@ def test_a_ready_graph_says_whose_algorithm_it_is(path: Path) -> None:
     declared = load_graph(str(path))
     assert not isinstance(declared, Graph)
     assert "arXiv:" in (declared.function.__doc__ or "")
+
+
+@every_graph
+def test_the_commands_that_a_ready_graph_tells_name_its_parameters(path: Path) -> None:
+    declared = load_graph(str(path))
+    assert not isinstance(declared, Graph)
+    told = (ast.get_docstring(ast.parse(path.read_text())) or "").split("flowrl run ", 1)[1]
+    assert told.startswith(path.name)
+    flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", told)} - {"save_every"}
+    assert flags <= inspect.signature(declared.function).parameters.keys()
+
+
+@every_graph
+def test_the_learning_rate_of_a_ready_graph_falls_over_all_its_optimizer_steps(path: Path) -> None:
+    declared = load_graph(str(path))
+    assert not isinstance(declared, Graph)
+    minibatches = {"minibatches": 4} if "minibatches" in inspect.signature(declared.function).parameters else {}
+    for node in declared(steps=7, **minibatches).nodes.values():
+        if isinstance(node.spec, UpdateSpec) and node.model is not None and node.model.optimizer is not None:
+            assert node.model.optimizer.decay_steps in (None, 7 * node.spec.minibatches)
 
 
 @every_graph
