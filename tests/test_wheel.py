@@ -31,7 +31,7 @@ def test_every_folder_is_importable(name: str) -> None:
 
 def test_the_start_models_ship_inside_the_package() -> None:
     folder = importlib.resources.files("flowrl.graphs") / "warm_start"
-    for model in ("reverse_digits", "reverse_digits_reward", "calculation", "count_up"):
+    for model in ("reverse_digits", "reverse_digits_reward", "reverse_digits_teacher", "calculation", "count_up"):
         assert (folder / model / "model.safetensors").is_file()
         assert (folder / model / "tokenizer.json").is_file()
 

@@ -1,12 +1,14 @@
-"""Make a start model: ``python -m flowrl.graphs.warm_start.make OUT [--task reverse_digits] [--random] [--seed 0]``.
+"""Make a start model: ``python -m flowrl.graphs.warm_start.make OUT [--task NAME] [--random] [--until SHARE]``.
 
 A Llama of 104,000 parameters over single characters, as an ordinary Hugging Face folder. Without ``--random`` it is
 tuned on the task's own answers until it gets a quarter of its samples right: then nearly every group of samples holds
-right and wrong ones, and reinforcement learning has something to compare. The shipped folders are::
+right and wrong ones, and reinforcement learning has something to compare; ``--until`` names another share, such as that
+of a model to be learnt from. The shipped folders are::
 
     python -m flowrl.graphs.warm_start.make reverse_digits
     python -m flowrl.graphs.warm_start.make count_up --random
     python -m flowrl.graphs.warm_start.make calculation --task calculation
+    python -m flowrl.graphs.warm_start.make reverse_digits_teacher --until 0.98
 
 A task with a tool is shown in turns, as a model is to write them; what the tool says between them is read and not
 learnt. One machine, one version of torch and one thread give the same file bit for bit; ``made_with.json`` says which.
@@ -37,11 +39,11 @@ ALPHABET = "_^$0123456789abcdefghijklmnopqrstuvwxyz+-*/=:>() .,?"
 """One token a character, numbered in this order: pad, begin, end, then text. Any other character is refused."""
 PAD, BOS, EOS = 0, 1, 2
 GOOD_ENOUGH = 0.25
-"""Share of right samples at which tuning stops."""
+"""Share of right samples at which tuning stops, unless another is asked for."""
 NUM_HELD_OUT = 256
 CHECK_EVERY = 5
 MAX_STEPS = 2000
-"""Tuning takes about 100 steps; one that never gets there is not worth more."""
+"""Tuning to a quarter takes about 100 steps; one that never gets there is not worth more."""
 BATCH, LEARNING_RATE, WARM_UP_STEPS = 128, 2e-3, 20
 LONGEST_CONVERSATION = 28
 """Characters: the longest of `flowrl.tasks.Calculation` has 24."""
@@ -52,7 +54,9 @@ Part = tuple[str, bool]
 """Text, and whether the model is to learn to write it."""
 
 
-def make(out: Path, task: str = "reverse_digits", *, seed: int = 0, random: bool = False) -> dict[str, Any]:
+def make(
+    out: Path, task: str = "reverse_digits", *, seed: int = 0, random: bool = False, until: float = GOOD_ENOUGH
+) -> dict[str, Any]:
     """Write a model folder: weights, configuration, tokenizer and ``made_with.json``.
 
     Args:
@@ -60,19 +64,20 @@ def make(out: Path, task: str = "reverse_digits", *, seed: int = 0, random: bool
         task: of `flowrl.tasks`, what to tune on.
         seed: of weights, data and samples.
         random: leave the tuning out.
+        until: share of right samples at which tuning stops.
 
     Returns:
         What ``made_with.json`` holds.
 
     Raises:
-        RuntimeError: tuning did not get a quarter right in `MAX_STEPS` steps.
+        RuntimeError: tuning did not get that share right in `MAX_STEPS` steps.
     """
     with one_thread():
         generator = torch.Generator().manual_seed(seed)
         model = random_model(generator)
         record: dict[str, Any] = {"task": None if random else task, "seed": seed} | machine()
         if not random:
-            record |= tune(model, task, generator)
+            record |= tune(model, task, generator, until)
     model.save_pretrained(out)
     character_tokenizer().save_pretrained(out)
     (out / "made_with.json").write_text(json.dumps(record, indent=2) + "\n")
@@ -129,8 +134,8 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tune(model: LlamaForCausalLM, task: str, generator: torch.Generator) -> dict[str, Any]:
-    """Train on the task's answers, and stop at the first check with `GOOD_ENOUGH` right samples."""
+def tune(model: LlamaForCausalLM, task: str, generator: torch.Generator, until: float) -> dict[str, Any]:
+    """Train on the task's answers, and stop at the first check that finds the share `until` of samples right."""
     seed = generator.initial_seed()
     source, held_out = TASKS[task](seed=seed), TASKS[task](seed=seed + 1)
     questions = [held_out[i] for i in range(NUM_HELD_OUT)]
@@ -140,9 +145,9 @@ def tune(model: LlamaForCausalLM, task: str, generator: torch.Generator) -> dict
         _train(model, optimizer, [lesson(task, source[(step - 1) * BATCH + i]) for i in range(BATCH)])
         if step % CHECK_EVERY == 0:
             accuracy = sampled_accuracy(model, questions, generator, TOOLS.get(task))
-            if accuracy >= GOOD_ENOUGH:
+            if accuracy >= until:
                 return {"steps": step, "sampled_accuracy": accuracy}
-    raise RuntimeError(f"{task}: {accuracy:.3f} of the samples right after {MAX_STEPS} steps, wanted {GOOD_ENOUGH}")
+    raise RuntimeError(f"{task}: {accuracy:.3f} of the samples right after {MAX_STEPS} steps, wanted {until}")
 
 
 def lesson(task: str, row: Row) -> list[Part]:
@@ -258,9 +263,10 @@ def main() -> None:
         help="what to tune on",
     )
     parser.add_argument("--random", action="store_true", help="leave the tuning out")
+    parser.add_argument("--until", type=float, default=GOOD_ENOUGH, help="share of right samples to stop at")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print(json.dumps(make(given.out, given.task, seed=given.seed, random=given.random)))
+    print(json.dumps(make(given.out, given.task, seed=given.seed, random=given.random, until=given.until)))
 
 
 if __name__ == "__main__":
