@@ -52,7 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = {name: train(name, asked, Path(folder) / name) for name in asked.names}
     curves = {name: each for name, (each, _) in found.items()}
-    (asked.docs / "preferences.json").write_text(json.dumps({"model": asked.model.name, **curves}, indent=1) + "\n")
+    (asked.docs / "preferences.json").write_text(json.dumps({"model": asked.model.name, **curves}) + "\n")
     lines = accuracy_lines(curves)
     if lines:
         title = f"{asked.model.name}: the better answer has the higher reward"
