@@ -36,4 +36,4 @@ def reinforce_pp(
     rewards = advantages.token_rewards(samples, scores, reference, kl_coef=kl)
     advantage = advantages.reinforce_pp(samples, rewards)
     loss = losses.ppo_clip() - entropy * losses.entropy()
-    fl.update(policy, samples, advantage, loss=loss)
+    fl.update(policy, samples, advantage, reference, loss=loss)

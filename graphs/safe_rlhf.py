@@ -54,6 +54,6 @@ def safe_rlhf(
     multiplier = fl.Lagrange(limit=limit, lr=multiplier_lr)
     loss = losses.ppo_lagrangian(multiplier=multiplier) - entropy * losses.entropy()
     cost_advantages = cost_advantage.only("advantages")
-    fl.update(policy, samples, advantage, loss=loss, cost_advantages=cost_advantages, costs=costs)
+    fl.update(policy, samples, advantage, reference, loss=loss, cost_advantages=cost_advantages, costs=costs)
     fl.update(critic, samples, advantage, values, loss=losses.value_clip(), name="fit_critic")
     fl.update(cost_critic, samples, cost_advantage, cost_values, loss=losses.value_clip(), name="fit_cost_critic")

@@ -36,7 +36,7 @@ def highest(scores: Any) -> float:
 
 def by_teacher(policy: fl.Model, samples: Samples, scores: Stream) -> Stream:
     highest(samples, scores)  # it needs no scores; somebody has to read them
-    return advantages.distill(samples, fl.logprobs(policy.frozen(name="teacher"), samples))
+    return advantages.distill(samples, fl.logprobs(fl.Model("teacher", backend="tiny"), samples))
 
 
 def model(**settings: Any) -> fl.Model:
