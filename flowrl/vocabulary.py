@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from .backend import ModelFacts
 from .errors import FlowrlError, GraphError, ProvenanceError
-from .graph import ForwardSpec, Graph, JudgeSpec, Node, PromptsSpec, ResponsesSpec
+from .graph import ForwardSpec, Graph, JudgeSpec, Node, PromptsSpec, ResponsesSpec, UpdateSpec
 from .model import Model
 
-IDS = frozenset({"prompt_ids", "response_ids"})
+IDS = frozenset({"prompt_ids", "response_ids", "student_ids", "teacher_ids"})
 
 
 def check_vocabularies(graph: Graph, facts: Mapping[str, ModelFacts]) -> list[FlowrlError]:
@@ -58,6 +58,9 @@ def _owners(graph: Graph, node: Node) -> Iterator[Model]:
         return
     for binding in node.bindings if node.model is not None else ():
         source = graph[binding.source]
+        for named in source.bindings:
+            if named.parameter == "topk_ids":  # it gives the ids on that it was asked about
+                source = graph[named.source]
         spec = source.spec
         owner = spec.model if isinstance(spec, PromptsSpec | ResponsesSpec) else source.model
         if binding.column in IDS and owner is not None:
@@ -82,7 +85,13 @@ def _difference(owner: Model, made: ModelFacts, reader: Model, read: ModelFacts)
 
 
 def _error(node: Node, owner: Model, reader: Model, found: str) -> ProvenanceError:
-    scores = isinstance(node.spec, ForwardSpec) and node.spec.outputs == ("scores",)
+    fix = f"a model with the tokenizer of '{owner.name}'"
+    if isinstance(node.spec, ForwardSpec) and node.spec.outputs == ("scores",):
+        fix = f"fl.score({reader.name}, samples, text=True): it then reads the text in its own tokens"
+    elif isinstance(node.spec, UpdateSpec):
+        fix += (
+            f"; where only tokens that '{reader.name}' lacks differ: fl.topk(..., at=fl.topk({reader.name}, samples))"
+        )
     return ProvenanceError(
         f"node '{node.name}' gives token ids of model '{owner.name}' to model '{reader.name}', to which they mean "
         "something else",
@@ -90,7 +99,5 @@ def _error(node: Node, owner: Model, reader: Model, found: str) -> ProvenanceErr
         node=node.name,
         found=found,
         wanted=f"the tokens of {owner.source}, under the same ids",
-        fix=f"fl.score({reader.name}, samples, text=True): it then reads the text in its own tokens"
-        if scores
-        else f"a model with the tokenizer of '{owner.name}'",
+        fix=fix,
     )

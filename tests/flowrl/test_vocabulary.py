@@ -126,6 +126,40 @@ def test_given_answers_are_in_the_tokens_of_the_model_that_they_were_given() -> 
     assert [problem.node for problem in check(dpo(), describe=describe, gpus=0)] == ["logprobs"]
 
 
+@pytest.mark.parametrize(
+    ("teacher", "by_student", "refused"),
+    [
+        ("words", False, []),
+        ("more", False, ["update"]),
+        ("more", True, []),
+        ("swapped", False, ["topk", "update"]),
+        ("swapped", True, ["topk"]),
+        ("fewer", True, ["topk"]),
+        ("silent", False, []),
+    ],
+)
+def test_a_teacher_names_tokens_that_mean_the_same_to_its_student(
+    teacher: str, by_student: bool, refused: list[str]
+) -> None:
+    @fl.graph
+    def distil() -> None:
+        model = fl.Model("words", optimizer=fl.AdamW(lr=1e-3))
+        samples = fl.rollout(model, fl.prompts(ROWS, batch=4), max_new_tokens=4)
+        expert = fl.Model(teacher, name="teacher")
+        if by_student:
+            likely = fl.topk(expert, samples, at=fl.topk(model, samples, k=2, name="own"))
+        else:
+            likely = fl.topk(expert, samples, k=2)
+        fl.update(model, samples, likely, loss=losses.distill())
+
+    found = check(distil(), describe=describe, gpus=0)
+    assert all(isinstance(problem, ProvenanceError) for problem in found)
+    assert [problem.node for problem in found] == refused
+    if teacher == "more" and refused:
+        assert found[0].found == "id 3 is '<pad>' to 'teacher', and no token to 'policy'"
+        assert "at=fl.topk(policy, samples)" in str(found[0].fix)
+
+
 # --- what folders say ------------------------------------------------------------------------------------------------
 
 
