@@ -139,6 +139,24 @@ def expect_sampling(
         raise wrong(node, at, "min_p is no share", min_p, "0 <= min_p <= 1", "min_p=0.0 keeps every token")
 
 
+def expect_clip(node: str, at: Location, clip_grad: object) -> None:
+    """Refuse a gradient norm that nothing, or everything, is clipped to."""
+    if clip_grad is not None and (
+        isinstance(clip_grad, bool) or not isinstance(clip_grad, (int, float)) or not clip_grad > 0
+    ):
+        raise wrong(node, at, "clip_grad is no norm", clip_grad, "a float > 0, or None", "clip_grad=1.0")
+
+
+def stop_strings(node: str, at: Location, stop: object) -> tuple[str, ...]:
+    """The strings that end a response, of one or of several; an empty one would end each with its first token."""
+    each = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(each, Sequence) or not all(isinstance(text, str) and text for text in each):
+        raise wrong(
+            node, at, "stop is no text that ends a response", stop, "one or more non-empty str", 'stop=("\\n",)'
+        )
+    return tuple(each)
+
+
 def wrong(node: str, at: Location, what: str, value: object, wanted: str, fix: str) -> WrongType:
     """The error of a setting."""
     return WrongType(f"node '{node}': {what}", at=at, node=node, found=repr(value), wanted=wanted, fix=fix)

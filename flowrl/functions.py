@@ -311,13 +311,17 @@ def call_options(
     """The fields of a `FunctionSpec` that a decorator sets.
 
     Raises:
-        WrongType: `on_error` is none of the policies, or the timeout is no time.
+        WrongType: `on_error` is none of the policies, or a number is no time, no count or no share.
     """
     if on_error not in policies:
         wanted, fix = " or ".join(map(repr, policies)), f"on_error={policies[0]!r}"
         raise WrongType("on_error has an unknown policy", at=caller(), found=repr(on_error), wanted=wanted, fix=fix)
     if timeout is not None and not timeout > 0:
         raise WrongType("a timeout is no time", at=caller(), found=timeout, wanted="seconds > 0, or None")
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise WrongType("retries is no count", at=caller(), found=repr(retries), wanted="an integer >= 0")
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+        raise WrongType("max_failure_rate is no share", at=caller(), found=repr(rate), wanted="0 <= rate <= 1")
     return {"role": role, "timeout_s": timeout, "on_error": on_error, "retries": retries, "max_failure_rate": rate}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from flowrl.backend import Sampling
 from flowrl.columns import bind, positional, settings
-from flowrl.expect import expect, expect_counts, expect_model, expect_sampling, wrong
+from flowrl.expect import expect, expect_counts, expect_model, expect_sampling, stop_strings, wrong
 from flowrl.functions import NodeFunction
 from flowrl.graph import Binding, EvaluateSpec, Node, RolloutSpec
 from flowrl.location import caller
@@ -76,7 +76,7 @@ def evaluate(
         top_p=float(top_p),
         top_k=top_k,
         min_p=float(min_p),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=stop_strings(label, at, stop),
     )
     use, bindings = declare_tool(tool, prompts, max_turns=max_turns, sampling=sampling, node=label, at=at)
     made = dict.fromkeys(RESPONSE_COLUMNS + (TURN_COLUMNS if use else ()))

@@ -16,9 +16,10 @@ from flowrl.expect import (
     expect_model,
     expect_policy,
     expect_sampling,
+    stop_strings,
     wrong,
 )
-from flowrl.functions import gates_of, with_rollout
+from flowrl.functions import call_options, gates_of, with_rollout
 from flowrl.graph import FunctionSpec, JudgeSpec, Node
 from flowrl.location import caller
 from flowrl.model import Model
@@ -86,19 +87,13 @@ def judge(
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
         temperature=float(temperature),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=stop_strings(label, at, stop),
     )
 
+    options = call_options("reward", CALL_S, on_error, 0, max_failure_rate)
+
     def called(function: Callable[..., Any]) -> FunctionSpec:
-        return FunctionSpec(
-            function=function,
-            settings={},
-            timeout_s=CALL_S,
-            on_error=on_error,
-            retries=0,
-            max_failure_rate=max_failure_rate,
-            role="reward",
-        )
+        return FunctionSpec(function=function, settings={}, **options)
 
     def declare(final: str) -> Node:
         bindings = bind(positional(prompt), (samples, *streams), {}, node=final, at=at)

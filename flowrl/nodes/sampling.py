@@ -6,7 +6,7 @@ from typing import Any
 
 from flowrl.backend import Sampling
 from flowrl.errors import Location
-from flowrl.expect import expect, expect_counts, expect_mesh, expect_model, expect_sampling
+from flowrl.expect import expect, expect_counts, expect_mesh, expect_model, expect_sampling, stop_strings
 from flowrl.graph import Binding, Node, RolloutSpec, SamplesSpec
 from flowrl.location import caller
 from flowrl.mesh import Mesh
@@ -79,7 +79,7 @@ def rollout(
         top_p=float(top_p),
         top_k=top_k,
         min_p=float(min_p),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=stop_strings(label, at, stop),
         ignore_eos=ignore_eos,
     )
     use, bindings = declare_tool(tool, prompts, max_turns=max_turns, sampling=sampling, node=label, at=at)

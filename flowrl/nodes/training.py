@@ -8,6 +8,7 @@ from flowrl.columns import bind, parameter
 from flowrl.errors import Location, UnknownColumn, UnknownName, did_you_mean
 from flowrl.expect import (
     expect,
+    expect_clip,
     expect_counts,
     expect_counts_or_none,
     expect_loss,
@@ -84,6 +85,7 @@ def update(
     expect_loss(loss, label, at)
     expect_counts(label, at, minibatches=minibatches, epochs=epochs)
     expect_counts_or_none(label, at, batch=batch, max_tokens=max_tokens)
+    expect_clip(label, at, clip_grad)
     before = ("old_logprobs",) if model.head == "lm" else ()
     wanted = dict.fromkeys(("prompt_ids", "response_ids", "mask", *before, *loss.reads))
     if "topk_logprobs" in wanted:

@@ -32,6 +32,13 @@ def sampled(**settings: Any) -> None:
         ("top_k", -1, "node 'rollout': top_k is no count\n  found:  -1\n  wanted: an integer >= 0"),
         ("top_p", 0, "node 'rollout': top_p is no share"),
         ("min_p", 1.5, "node 'rollout': min_p is no share\n  found:  1.5\n  wanted: 0 <= min_p <= 1"),
+        (
+            "stop",
+            "",
+            "node 'rollout': stop is no text that ends a response\n  found:  ''",
+        ),
+        ("stop", ("a", 3), "node 'rollout': stop is no text that ends a response"),
+        ("stop", 3, "node 'rollout': stop is no text that ends a response"),
         ("mesh", 4, "node 'rollout': mesh is no mesh\n  found:  4\n  wanted: an fl.Mesh, or None"),
     ],
 )
@@ -68,3 +75,30 @@ def test_a_limit_on_the_mismatch_is_a_number_above_0(limit: Any) -> None:
 
 def test_settings_that_can_be_are_taken() -> None:
     sampled(epochs=1, max_prompt_tokens=1, n=1, top_k=0, top_p=1, mesh=fl.Mesh(dp=2))
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, True, "1", float("nan")])
+def test_gradients_are_clipped_to_a_norm_above_0(norm: Any) -> None:
+    @fl.graph
+    def declared() -> None:
+        policy = fl.Model("model", optimizer=fl.AdamW(lr=1e-3))
+        samples = fl.rollout(policy, fl.prompts(ROWS, batch=8))
+        fl.update(policy, samples, loss=losses.sft(), clip_grad=norm)
+
+    with pytest.raises(WrongType, match="node 'update': clip_grad is no norm"):
+        declared()
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"retries": -1}, "retries is no count\n  found:  -1"),
+        ({"retries": 1.5}, "retries is no count"),
+        ({"max_failure_rate": -0.1}, "max_failure_rate is no share"),
+        ({"max_failure_rate": 50}, "max_failure_rate is no share\n  found:  50\n  wanted: 0 <= rate <= 1"),
+    ],
+)
+def test_the_limits_of_a_function_s_calls_are_numbers_that_end(limits: Any, says: str) -> None:
+    with pytest.raises(WrongType, match=r"test_expect\.py:") as error:
+        fl.reward(**limits)(lambda response: 0.0)
+    assert says in str(error.value)
