@@ -34,6 +34,7 @@ MOVES: Mapping[str, Sequence[str]] = {
     "safe_rlhf": ["reward/share_correct", "cost", "multiplier"],
     "tool_use": ["reward"],
     "distill": ["evaluate"],
+    "opd": ["evaluate"],
     "sft": ["held_out/loss"],
     "dpo": ["accuracy", "held_out/accuracy"],
     "kto": ["accuracy", "held_out/accuracy"],

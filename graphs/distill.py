@@ -38,12 +38,13 @@ def distill(
     max_new_tokens: int = 6,
     lr: float = 2e-3,
     steps: int = 120,
+    seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
     """On-policy distillation (GKD; Agarwal et al. 2024, arXiv:2306.13649)."""
     student = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5))
     expert = fl.Model(teacher, mesh=train, name="teacher")
-    prompts = fl.prompts(data, batch=prompts_per_step, column=column)
+    prompts = fl.prompts(data, batch=prompts_per_step, column=column, seed=seed)
     samples = fl.rollout(student, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens)
     likely = fl.topk(expert, samples, k=k)
     fl.update(student, samples, likely, loss=losses.distill(divergence=divergence))

@@ -30,12 +30,13 @@ def opd(
     gamma: float = 0.0,
     staleness: int = 0,
     steps: int = 150,
+    seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
     """On-policy distillation (Lu and Thinking Machines Lab 2025; strong to weak in Qwen3, arXiv:2505.09388)."""
     student = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5))
     expert = fl.Model(teacher, mesh=train, name="teacher")
-    prompts = fl.prompts(data, batch=prompts_per_step, column=column)
+    prompts = fl.prompts(data, batch=prompts_per_step, column=column, seed=seed)
     samples = fl.rollout(student, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens, staleness=staleness)
     advantage = advantages.distill(samples, fl.logprobs(expert, samples), gamma=gamma)
     fl.update(student, samples, advantage, loss=losses.ppo_clip())
