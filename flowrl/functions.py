@@ -319,9 +319,17 @@ def call_options(
     if timeout is not None and not timeout > 0:
         raise WrongType("a timeout is no time", at=caller(), found=timeout, wanted="seconds > 0, or None")
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise WrongType("retries is no count", at=caller(), found=repr(retries), wanted="an integer >= 0")
+        raise WrongType(
+            "retries is no count", at=caller(), found=repr(retries), wanted="an integer >= 0", fix="retries=2"
+        )
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
-        raise WrongType("max_failure_rate is no share", at=caller(), found=repr(rate), wanted="0 <= rate <= 1")
+        raise WrongType(
+            "max_failure_rate is no share",
+            at=caller(),
+            found=repr(rate),
+            wanted="0 <= rate <= 1",
+            fix="max_failure_rate=0.5",
+        )
     return {"role": role, "timeout_s": timeout, "on_error": on_error, "retries": retries, "max_failure_rate": rate}
 
 

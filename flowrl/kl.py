@@ -54,7 +54,21 @@ def estimate(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: Estimator = "
     if estimator == "k3":
         inverse = (-log_ratio).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return torch.expm1(inverse) - inverse
-    raise WrongType(
+    raise _unknown(estimator)
+
+
+def check_estimator(*, estimator: object = "k3", **settings: object) -> None:
+    """Refuse an estimator that there is none of, as a loss's ``check``.
+
+    Raises:
+        WrongType: there is no such estimator.
+    """
+    if estimator not in get_args(Estimator):
+        raise _unknown(estimator)
+
+
+def _unknown(estimator: object) -> WrongType:
+    return WrongType(
         "there is no such KL estimator",
         found=repr(estimator),
         wanted=", ".join(get_args(Estimator)),

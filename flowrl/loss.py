@@ -36,7 +36,7 @@ else:
 
     torch = lazy("torch")
 
-__all__ = ["EMPTY", "TOPK_IDS", "TRAINED", "Aggregate", "Loss", "LossFunction", "Per", "Term", "loss", "settings_of"]
+__all__ = ["EMPTY", "TOPK_IDS", "TRAINED", "Aggregate", "Loss", "LossFunction", "Per", "Term", "loss"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,9 +269,20 @@ class LossFunction(Generic[P, R]):
                     wanted=", ".join(declared),
                     fix=did_you_mean(name, declared),
                 )
+        self._check_given(kwargs)
         self._check(kwargs)
         term = Term(self.function, MappingProxyType(kwargs), 1.0, weights, self.per, self.where)
         return Loss((term,), aggregate, horizon)
+
+    def _check_given(self, settings: Mapping[str, Any]) -> None:
+        for name, has_default in settings_of(self.function).items():
+            if not has_default and name not in settings:
+                raise UnknownName(
+                    f"loss '{self.__name__}' needs a value for its setting '{name}'",  # type: ignore[attr-defined]
+                    found="no value, and no default",
+                    wanted=f"{name}=VALUE",
+                    fix=f"give {name}= in the call",
+                )
 
     def _check(self, settings: Mapping[str, Any]) -> None:
         if self.check is not None:

@@ -138,10 +138,10 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, bool]:
     return {p.name: p.default is not p.empty for p in positional}
 
 
-def settings_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the keyword-only parameters."""
+def settings_of(function: Callable[..., Any]) -> Mapping[str, bool]:
+    """The keyword-only parameters, and whether each has a default."""
     parameters = inspect.signature(function).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    return {p.name: p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _spread(column: Tensor, mask: Tensor) -> Tensor:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):  # the tests of a device do without it
+    import hypothesis
+
+    hypothesis.settings.register_profile("flowrl", derandomize=True, deadline=None)
+    hypothesis.settings.load_profile("flowrl")
 
 SHIPPED = Path(__file__).parent / "vectors" / "data"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flowrl.coefficients import Adaptive
 from flowrl.errors import WrongType
 from flowrl.functions import advantage, node
-from flowrl.kl import Estimator, estimate
+from flowrl.kl import Estimator, check_estimator, estimate
 from flowrl.moments import checked, credited, discounted, last_trained, like, shifted, total, whiten
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ else:
 
 
 def _check_penalty(columns: Sequence[str], *, kl_coef: float | Adaptive = 0.0, **settings: object) -> None:
+    check_estimator(**settings)
     if kl_coef and not {"logprobs", "ref_logprobs"} <= {*columns}:
         raise WrongType(
             "a penalty for leaving the reference needs the log-probs of both",

@@ -19,7 +19,7 @@ else:
     torch = lazy("torch")
 
 
-@loss
+@loss(check=check_clip)
 def ppo_lagrangian(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -51,8 +51,7 @@ def ppo_lagrangian(
         [rows, tokens] losses; ``cost`` (mean of a response), ``clip_fraction`` and ``ratio``.
 
     Raises:
-        WrongType: `multiplier` has no value here.
-        ValueError: a clip range is negative.
+        WrongType: `multiplier` has no value here, or a clip range is negative.
     """
     if isinstance(multiplier, Lagrange):
         raise WrongType(
@@ -61,7 +60,6 @@ def ppo_lagrangian(
             wanted="a number",
             fix="loss.at([1.0]) puts one in its place",
         )
-    check_clip(clip_low, clip_high)
     ratio = ratio_of(logprobs, old_logprobs)
     kept = ratio.clamp(1 - clip_low, 1 + clip_high)
     reward = torch.maximum(-advantages * ratio, -advantages * kept)

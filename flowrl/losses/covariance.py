@@ -22,7 +22,7 @@ from flowrl.moments import checked
 from flowrl.seeds import mix
 
 from .policy import ppo_clip
-from .ratios import Metrics, ratio_of
+from .ratios import Metrics, check_clip, ratio_of
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ def high_covariance(
     return torch.zeros_like(trained).masked_scatter(trained, marked)
 
 
-@loss
+@loss(check=check_clip)
 def clip_cov(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -121,7 +121,7 @@ def clip_cov(
         [rows, tokens] losses; ``clip_fraction`` (marked tokens among them) and ``ratio``.
 
     Raises:
-        ValueError: a clip range is negative.
+        WrongType: a clip range is negative.
     """
     value, metrics = ppo_clip(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high)
     marked = high_covariance.bool()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flowrl.errors import WrongType
 from flowrl.kl import LOG_RATIO_LIMIT
 from flowrl.loss import EMPTY, loss
 
@@ -21,7 +22,14 @@ SEQUENCE_LOG_RATIO_LIMIT = 10.0
 """The clamp of a response's mean log-ratio: 2.2e4 is as broken for a mean as `LOG_RATIO_LIMIT` is for a token."""
 
 
-@loss
+def _check_ppo(*, dual_clip: float | None = None, **settings: Any) -> None:
+    check_clip(**settings)
+    if dual_clip is not None and not dual_clip > 1:
+        what, wanted = "dual_clip is a ratio above 1", "dual_clip > 1, or None"
+        raise WrongType(what, found=f"dual_clip={dual_clip}", wanted=wanted, fix="dual_clip=3.0, for one")
+
+
+@loss(check=_check_ppo)
 def ppo_clip(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -48,11 +56,8 @@ def ppo_clip(
         [rows, tokens] losses; ``clip_fraction`` (tokens whose gradient the clip removed) and ``ratio``.
 
     Raises:
-        ValueError: a clip range is negative, or `dual_clip` is not above 1.
+        WrongType: a clip range is negative, or `dual_clip` is not above 1.
     """
-    check_clip(clip_low, clip_high)
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"dual_clip is a ratio above 1; found {dual_clip}")
     ratio = ratio_of(logprobs, old_logprobs)
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -80,7 +85,7 @@ def policy_gradient(logprobs: Tensor, advantages: Tensor) -> Tensor:
     return -advantages * logprobs
 
 
-@loss
+@loss(check=check_clip)
 def gspo(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -105,9 +110,8 @@ def gspo(
         [rows, tokens] losses; ``clip_fraction`` and ``ratio``.
 
     Raises:
-        ValueError: a clip range is negative.
+        WrongType: a clip range is negative.
     """
-    check_clip(clip_low, clip_high)
     row = row_mean(logprobs.detach() - old_logprobs, mask)[:, None]
     ratio = (row + logprobs - logprobs.detach()).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
     plain = -advantages * ratio
@@ -115,7 +119,7 @@ def gspo(
     return torch.maximum(plain, clipped), ratio_metrics(ratio, clipped > plain)
 
 
-@loss
+@loss(check=check_clip)
 def gmpo(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -142,9 +146,8 @@ def gmpo(
         [rows, tokens] losses; ``clip_fraction`` and ``ratio``.
 
     Raises:
-        ValueError: a clip range is negative.
+        WrongType: a clip range is negative.
     """
-    check_clip(clip_low, clip_high)
     log_ratio = logprobs - old_logprobs
     clamped = log_ratio.clamp(-clip_low, clip_high)
     kept = torch.where(advantages > 0, torch.minimum(log_ratio, clamped), torch.maximum(log_ratio, clamped))
@@ -155,7 +158,7 @@ def gmpo(
     return value[:, None].expand(mask.shape), ratio_metrics(ratio_of(logprobs, old_logprobs), kept != log_ratio)
 
 
-@loss
+@loss(check=check_clip)
 def cispo(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> tuple[Tensor, Metrics]:
@@ -172,15 +175,21 @@ def cispo(
         [rows, tokens] losses; ``clip_fraction`` and ``ratio``.
 
     Raises:
-        ValueError: a clip range is negative.
+        WrongType: a clip range is negative.
     """
-    check_clip(clip_low, clip_high)
     ratio = ratio_of(logprobs, old_logprobs).detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
     return -weight * advantages * logprobs, ratio_metrics(ratio, weight != ratio)
 
 
-@loss
+def _check_gates(**temperatures: float) -> None:
+    for name, tau in temperatures.items():
+        if not tau > 0:
+            what, fix = "a gate's temperature is not positive", f"leave {name}= out for its default"
+            raise WrongType(what, found=f"{name}={tau}", wanted=f"{name} > 0", fix=fix)
+
+
+@loss(check=_check_gates)
 def sapo(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -203,10 +212,8 @@ def sapo(
         [rows, tokens] losses; ``ratio``.
 
     Raises:
-        ValueError: a temperature is not positive.
+        WrongType: a temperature is not positive.
     """
-    if not (tau_positive > 0 and tau_negative > 0):
-        raise ValueError(f"a gate's temperature is positive; found {tau_positive} and {tau_negative}")
     ratio = ratio_of(logprobs, old_logprobs)
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)
     return -advantages * torch.sigmoid(tau * (ratio - 1)) * (4 / tau), {"ratio": ratio.detach()}

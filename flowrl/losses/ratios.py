@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrl.errors import WrongType
 from flowrl.kl import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
@@ -33,7 +34,18 @@ def ratio_metrics(ratio: Tensor, clipped: Tensor) -> Metrics:
     return {"clip_fraction": clipped.to(ratio.dtype), "ratio": ratio.detach()}
 
 
-def check_clip(low: float, high: float) -> None:
-    """Raise ValueError for a negative clip range."""
-    if low < 0 or high < 0:
-        raise ValueError(f"a clip range is not negative; found clip_low={low}, clip_high={high}")
+def check_clip(*, clip_low: float = 0.2, clip_high: float = 0.2, **settings: object) -> None:
+    """Refuse a clip range that is none, as a loss's ``check``."""
+    expect_not_negative(clip_low=clip_low, clip_high=clip_high)
+
+
+def expect_not_negative(**ranges: float) -> None:
+    """Refuse ranges below 0.
+
+    Raises:
+        WrongType: one is no number >= 0.
+    """
+    for name, value in ranges.items():
+        if not isinstance(value, (int, float)) or not value >= 0:
+            what, fix = "a range of a loss is negative", f"leave {name}= out for its default"
+            raise WrongType(what, found=f"{name}={value}", wanted=f"{name} >= 0", fix=fix)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.coefficients import Adaptive
 from flowrl.errors import WrongType
-from flowrl.kl import Estimator, estimate
+from flowrl.kl import Estimator, check_estimator, estimate
 from flowrl.loss import loss
 
 from .ratios import Metrics
@@ -28,7 +28,7 @@ def entropy(entropy: Tensor) -> tuple[Tensor, Metrics]:
     return entropy, {"entropy": entropy.detach()}
 
 
-@loss
+@loss(check=check_estimator)
 def kl(
     logprobs: Tensor, ref_logprobs: Tensor, *, estimator: Estimator = "k3", coef: float | Adaptive = 1.0
 ) -> tuple[Tensor, Metrics]:
@@ -44,7 +44,7 @@ def kl(
         [rows, tokens] nats times `coef`, and ``kl``, in nats.
 
     Raises:
-        WrongType: `coef` has no value here.
+        WrongType: there is no such estimator, or `coef` has no value here.
     """
     if isinstance(coef, Adaptive):
         raise WrongType(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrl.errors import WrongType
 from flowrl.loss import loss
 
-from .ratios import Metrics, check_clip, ratio_metrics, ratio_of
+from .ratios import Metrics, expect_not_negative, ratio_metrics, ratio_of
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,14 @@ CERTAIN = 1e-8
 """Added to the probability of every other token, so that a certain token has a finite divergence."""
 
 
-@loss
+def _check_thresholds(*, ratio_cap: float = 20.0, **thresholds: float) -> None:
+    expect_not_negative(**thresholds)
+    if not ratio_cap > 0:
+        what, fix = "a token weighs at most ratio_cap", "leave ratio_cap= out for its default"
+        raise WrongType(what, found=f"ratio_cap={ratio_cap}", wanted="ratio_cap > 0", fix=fix)
+
+
+@loss(check=_check_thresholds)
 def dppo_tv(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -45,15 +53,14 @@ def dppo_tv(
         [rows, tokens] losses; ``clip_fraction`` and ``ratio``.
 
     Raises:
-        ValueError: a threshold is negative.
+        WrongType: a threshold is negative, or `ratio_cap` not positive.
     """
-    check_clip(threshold_low, threshold_high)
     gained = logprobs.detach().exp() - old_logprobs.exp()
     inside = torch.where(advantages > 0, gained <= threshold_high, gained >= -threshold_low)
     return _weighted_inside(logprobs, old_logprobs, advantages, inside, ratio_cap)
 
 
-@loss
+@loss(check=_check_thresholds)
 def dppo_kl(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -78,9 +85,8 @@ def dppo_kl(
         [rows, tokens] losses; ``clip_fraction`` and ``ratio``.
 
     Raises:
-        ValueError: a threshold is negative.
+        WrongType: a threshold is negative, or `ratio_cap` not positive.
     """
-    check_clip(threshold_low, threshold_high)
     now = logprobs.detach()
     p, old = now.exp(), old_logprobs.exp()
     others = (1 - old) * ((1 - old + CERTAIN) / (1 - p + CERTAIN)).log()

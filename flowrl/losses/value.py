@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.loss import loss
 
-from .ratios import Metrics, check_clip
+from .ratios import Metrics, expect_not_negative
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ else:
     torch = lazy("torch")
 
 
-@loss
+@loss(check=expect_not_negative)
 def value_clip(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float = 0.2) -> tuple[Tensor, Metrics]:
     """Half the squared error of a value, of the worse of it and itself kept within `clip` of what it was.
 
@@ -33,9 +33,8 @@ def value_clip(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: flo
         [rows, tokens] losses; ``value_clip_fraction`` (tokens whose gradient the clip removed) and ``value``.
 
     Raises:
-        ValueError: `clip` is negative.
+        WrongType: `clip` is negative.
     """
-    check_clip(clip, clip)
     plain = (values - returns).square()
     clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
     moved = (values - old_values).abs() > clip

@@ -130,8 +130,9 @@ def test_it_agrees_with_trl(beta: float, kind: dict[str, Any], monkeypatch: pyte
 def test_more_tokens_see_more_of_the_divergence(seed: int, kind: dict[str, Any]) -> None:
     student, teacher = logits(3, seed=seed)
     found = [float(total(student, teacher, k, **kind).detach()) for k in range(1, VOCABULARY + 1)]
-    assert found[0] > -1e-12
-    assert all(more >= less - 1e-12 for less, more in pairwise(found))
+    rounding = 1e-10  # of what k tokens leave over, a difference of nearly 1 from 1
+    assert found[0] > -rounding
+    assert all(more >= less - rounding for less, more in pairwise(found))
     assert float(total(teacher, teacher, 3, **kind)) == pytest.approx(0, abs=1e-14)
 
 

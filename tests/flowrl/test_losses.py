@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.functional import pad
 
 import flowrl as fl
 from flowrl import advantages, losses
+from flowrl.errors import UnknownName, WrongType
 from flowrl.loss import TRAINED, Aggregate, Loss, LossFunction
 
 Columns = dict[str, Tensor]
@@ -238,14 +240,35 @@ def test_the_plain_losses_are_their_formulas() -> None:
     assert losses.entropy(tokens(0.7))[0].item() == 0.7
 
 
-def test_settings_out_of_range_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("declare", "says"),
+    [
+        (lambda: losses.ppo_clip(clip_low=-1), "a range of a loss is negative\n  found:  clip_low=-1"),
+        (lambda: losses.clip_cov(clip_high=float("nan")), "found:  clip_high=nan\n  wanted: clip_high >= 0"),
+        (lambda: losses.gspo(clip_low="1"), "found:  clip_low=1"),
+        (lambda: losses.value_clip(clip=-0.2), "found:  clip=-0.2"),
+        (lambda: losses.dppo_tv(threshold_high=-0.2), "found:  threshold_high=-0.2"),
+        (lambda: losses.dppo_kl(ratio_cap=0.0), "a token weighs at most ratio_cap"),
+        (lambda: losses.ppo_clip(dual_clip=0.5), "dual_clip is a ratio above 1\n  found:  dual_clip=0.5"),
+        (lambda: losses.sapo(tau_positive=0), "a gate's temperature is not positive\n  found:  tau_positive=0"),
+        (lambda: losses.kl(estimator="k4"), "there is no such KL estimator\n  found:  'k4'"),
+    ],
+)
+def test_settings_out_of_range_are_refused_when_a_loss_is_declared(declare: Callable[[], Loss], says: str) -> None:
+    with pytest.raises(WrongType) as error:
+        declare()
+    assert says in str(error.value)
+
+
+def test_settings_out_of_range_are_refused_on_tensors() -> None:
     x = tokens(-1.0)
-    with pytest.raises(ValueError, match=r"not negative; found clip_low=-1, clip_high=0.2"):
+    with pytest.raises(WrongType, match="a range of a loss is negative"):
         losses.ppo_clip(x, x, x, clip_low=-1)
-    with pytest.raises(ValueError, match=r"dual_clip is a ratio above 1; found 0.5"):
-        losses.ppo_clip(x, x, x, dual_clip=0.5)
-    with pytest.raises(ValueError, match=r"temperature is positive; found 0 and 1.05"):
-        losses.sapo(x, x, x, tau_positive=0)
+
+
+def test_a_loss_is_declared_with_every_setting_that_it_needs() -> None:
+    with pytest.raises(UnknownName, match="loss 'dro' needs a value for its setting 'beta'"):
+        losses.dro()
 
 
 def test_a_sum_of_losses_reads_each_column_once() -> None:
