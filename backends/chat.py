@@ -8,8 +8,8 @@ encoded, and what stands before must be the text of the ids, character by charac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 
+from flowrl.dialogues import num_common
 from flowrl.errors import TemplateError
 
 SHOWN = 24
@@ -33,7 +33,7 @@ def text_behind(whole: str, prompt: str, num_prompt_ids: int, num_ids: int, text
         raise _rewritten(whole, prompt, "the prompt")
     response, rest = text_of(num_ids), whole[len(prompt) :]
     if not rest.startswith(response):
-        same = _num_common(rest, response)
+        same = num_common(rest, response)
         token = next(n for n in range(num_ids) if len(text_of(n + 1)) > same)
         raise _rewritten(rest, response, f"token {num_prompt_ids + token} of the record, in the response")
     return rest[len(response) :]
@@ -54,15 +54,10 @@ def check_prompt_ids(ids: Sequence[int], rendered: Sequence[int]) -> None:
 
 
 def _rewritten(rendered: str, record: str, where: str) -> TemplateError:
-    at = _num_common(rendered, record)
+    at = num_common(rendered, record)
     return TemplateError(
         "the chat template renders a conversation otherwise than it was sampled",
         found=f"{rendered[at : at + SHOWN]!r} at {where}, character {at}",
         wanted=f"{record[at : at + SHOWN]!r}, the text of the ids",
         fix="a template that keeps each message as it was written, or @fl.tool(role=None): the answer is plain text",
     )
-
-
-def _num_common(left: str, right: str) -> int:
-    """Characters that two texts begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

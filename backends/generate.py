@@ -38,9 +38,9 @@ def generate(
     _check_prompts(network, prompts, sampling)
     fresh = [prompt for prompt in prompts if prompt.key.sample == PROMPT]
     begun = [prompt for prompt in prompts if prompt.key.sample != PROMPT]
-    for some, num_samples in ((fresh, sampling.n), (begun, 1)):
+    for some, num_samples in ((fresh, sampling.group_size), (begun, 1)):
         for chunk in _chunks(network, some, sampling, num_samples):
-            decoding = Decoding(network, tokenizer, chunk, sampling, seed, version)
+            decoding = Decoding(network, tokenizer, chunk, num_samples, sampling, seed, version)
             while decoding.num_open:
                 yield decoding.step()
 
@@ -53,12 +53,12 @@ class Decoding:
         network: Network,
         tokenizer: Tokenizer,
         prompts: Sequence[Prompt],
+        num_samples: int,
         sampling: Sampling,
         seed: int,
         version: int,
     ) -> None:
         self.sampling, self.version, self.tokenizer = sampling, version, tokenizer
-        num_samples = sampling.group_size if prompts[0].key.sample == PROMPT else 1
         self.keys = [key for prompt in prompts for key in _keys(prompt, num_samples)]
         limits = [_limit(prompt, sampling) for prompt in prompts]
         self._longest, self._limits = max(limits), frozenset(limits)

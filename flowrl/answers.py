@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from .backend import Tokenizer
+from .dialogues import num_common
 from .errors import DataError
 
 Message = Mapping[str, Any]
@@ -50,7 +51,7 @@ def _to_text(tokenizer: Tokenizer, prompt: str, answer: object) -> Answer:
         raise DataError("the answer to a text is no text", found=repr(answer)[:80], wanted="text", fix=fix)
     before, together = tokenizer.encode(prompt), tokenizer.encode(prompt + answer)
     # Where a token would span the border, the answer is tokenized on its own: the prompt's ids stay what they are.
-    ids = together[len(before) :] if _differ_at(before, together) is None else tokenizer.encode_text(answer)
+    ids = together[len(before) :] if num_common(before, together) == len(before) else tokenizer.encode_text(answer)
     return Answer([*ids, _end(tokenizer)], [True] * (len(ids) + 1))
 
 
@@ -124,17 +125,9 @@ def _end(tokenizer: Tokenizer) -> int:
     return tokenizer.eos_id
 
 
-def _differ_at(before: Sequence[int], whole: Sequence[int]) -> int | None:
-    """The first position where `whole` does not continue `before`; None where it does."""
-    if list(whole[: len(before)]) == list(before):
-        return None
-    pairs = enumerate(zip(before, whole, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(before), len(whole)))
-
-
 def _expect_prefix(before: Sequence[int], whole: Sequence[int], what: str) -> None:
-    place = _differ_at(before, whole)
-    if place is not None:
+    place = num_common(before, whole)
+    if place < len(before):
         raise DataError(
             f"the chat template does not continue the ids of {what}: they differ at position {place}",
             found=f"{list(whole[place : place + 4])} with the answer",

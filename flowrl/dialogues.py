@@ -77,8 +77,8 @@ def to_transcript(messages: Sequence[Mapping[str, Any]]) -> str:
     return "".join(turns) + "\n\nAssistant:"
 
 
-def shared_turns(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many turns two conversations (or characters two texts) have in common at their start."""
+def num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many turns two conversations, characters two texts or ids two lists have in common at their start."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
@@ -88,7 +88,7 @@ def shared_text(one: str, other: str) -> str:
 
     White space at the border belongs to what follows.
     """
-    shared = one[: shared_turns(one, other)]
+    shared = one[: num_common(one, other)]
     whole = all(rest[:1].isspace() or not rest for rest in (one[len(shared) :], other[len(shared) :]))
     if not whole and not shared[-1:].isspace():
         shared = shared[: -len(shared.split()[-1])] if shared.split() else ""

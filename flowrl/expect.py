@@ -147,6 +147,18 @@ def expect_clip(node: str, at: Location, clip_grad: object) -> None:
         raise wrong(node, at, "clip_grad is no norm", clip_grad, "a float > 0, or None", "clip_grad=1.0")
 
 
+def expect_weights(columns: Sequence[str], *, weights: Sequence[float] | None = None, **settings: object) -> None:
+    """Refuse weights that are not one for each of ``*scores``, as the ``check`` of a function that takes them."""
+    num_rewards = sum(column.startswith("scores[") for column in columns)
+    if weights is not None and len(weights) != num_rewards:
+        raise WrongType(
+            "each reward has a weight",
+            found=f"{len(weights)} weights for {num_rewards} rewards",
+            wanted="one weight for each handle that has scores, in their order",
+            fix=f"weights={(1.0,) * num_rewards}, or leave weights= out",
+        )
+
+
 def stop_strings(node: str, at: Location, stop: object) -> tuple[str, ...]:
     """The strings that end a response, of one or of several; an empty one would end each with its first token."""
     each = (stop,) if isinstance(stop, str) else stop

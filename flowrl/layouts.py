@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .dialogues import as_messages, from_transcript, shared_text, shared_turns
+from .dialogues import as_messages, from_transcript, num_common, shared_text
 from .errors import DataError
 
 Row = dict[str, Any]
@@ -27,14 +27,17 @@ def as_pair(row: Row) -> Row:
         left, right = from_transcript(chosen), from_transcript(rejected)
         if left is None or right is None:
             shared = shared_text(chosen, rejected)
-            return _made(row, prompt=shared, chosen=chosen[len(shared) :], rejected=rejected[len(shared) :])
+            answers = chosen[len(shared) :], rejected[len(shared) :]
+            if not shared or not all(map(str.strip, answers)):
+                raise DataError("two texts are no prompt in common and an answer each", found=repr(chosen)[:80])
+            return _made(row, prompt=shared, chosen=answers[0], rejected=answers[1])
         chosen, rejected = left, right
     if isinstance(chosen, str) or isinstance(rejected, str):
         if asked is None or type(chosen) is not type(rejected):
             raise DataError("one answer is text and the other is not, or there is no prompt", found=", ".join(row))
         return _made(row, prompt=asked, chosen=chosen, rejected=rejected)
     if chosen[0]["role"] != "assistant":  # both hold the prompt
-        place = min(shared_turns(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+        place = min(num_common(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
         asked, chosen, rejected = _with_system(row, chosen[:place]), chosen[place:], rejected[place:]
     if isinstance(asked, str):
         asked = [{"role": "user", "content": asked}]
@@ -60,7 +63,7 @@ def as_answer(row: Row, turns: str) -> Row:
             asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         return _made(row, prompt=asked, answer=given)
     if not isinstance(asked, list):
-        raise _unknown(row, "an answer")
+        raise _unknown(row, "answer")
     said = [number for number, turn in enumerate(asked) if turn["role"] == "assistant"]
     if not said or said[-1] != len(asked) - 1 or said[0] == 0:
         raise DataError("a conversation does not end with an answer to a prompt", found=repr(asked[-1])[:80])
@@ -112,4 +115,4 @@ def _made(row: Row, **columns: Any) -> Row:
 
 def _unknown(row: Row, what: str) -> DataError:
     wanted = "one of the layouts in the documentation of flowrl.datasets"
-    return DataError(f"a row has no {what.removeprefix('no ')}", found=f"columns {', '.join(row)}", wanted=wanted)
+    return DataError(f"a row has no {what}", found=f"columns {', '.join(row)}", wanted=wanted)

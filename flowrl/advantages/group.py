@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flowrl.errors import WrongType
+from flowrl.expect import expect_weights
 from flowrl.functions import advantage
 from flowrl.moments import centred, check_peers, checked, like, over_std, shifted, total, whiten
 
@@ -159,18 +159,7 @@ def gpg(scores: Tensor, group: Tensor) -> Tensor:
     return like(x * (len(scores) / scores.count_nonzero().clamp(min=1)), scores)
 
 
-def _check_weights(columns: Sequence[str], *, weights: Sequence[float] | None = None, **settings: object) -> None:
-    num_rewards = sum(column.startswith("scores[") for column in columns)
-    if weights is not None and len(weights) != num_rewards:
-        raise WrongType(
-            "each reward has a weight",
-            found=f"{len(weights)} weights for {num_rewards} rewards",
-            wanted="one weight for each handle that has scores, in their order",
-            fix=f"weights={(1.0,) * num_rewards}, or leave weights= out",
-        )
-
-
-@advantage(per="batch", min_group=2, check=_check_weights)
+@advantage(per="batch", min_group=2, check=expect_weights)
 def gdpo(group: Tensor, *scores: Tensor, weights: Sequence[float] | None = None, eps: float = EPS) -> Tensor:
     """Normalise each reward in its group by itself, add the results up, and whiten the sums over the batch.
 

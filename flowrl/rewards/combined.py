@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrl.errors import WrongType
+from flowrl.expect import expect_weights
 from flowrl.functions import node
 from flowrl.stream import Scores
 
 
-def _check_weights(columns: Sequence[str], *, weights: Sequence[float] | None = None, **settings: object) -> None:
-    if weights is not None and len(weights) != len(columns):
-        raise WrongType(
-            "each reward has a weight",
-            found=f"{len(weights)} weights for {len(columns)} rewards",
-            wanted="one weight for each handle that has scores, in their order",
-            fix=f"weights={(1.0,) * len(columns)}, or leave weights= out",
-        )
-
-
-@node(out=Scores, check=_check_weights)
+@node(out=Scores, check=expect_weights)
 def weighted_sum(*scores: float, weights: Sequence[float] | None = None) -> float:
     """The sum of several rewards of a response.
 

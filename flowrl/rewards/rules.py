@@ -30,7 +30,7 @@ def _check_pattern(columns: Sequence[str], *, pattern: str | None = None, **sett
 
 @reward(check=_check_pattern)
 def exact_match(response: str, answer: str, *, pattern: str | None = None) -> float:
-    r"""1 if the response is the answer, white space around it aside; else 0.
+    r"""1 if the response is the answer, white space around either aside; else 0.
 
     Args:
         pattern: compare what this regular expression captures (its first group, or else all of it) where it matches

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def exact_match(response: str, answer: str) -> float:
-    """1 if the response is the answer, white space around it aside; else 0."""
-    return float(response.strip() == answer)
+    """1 if the response is the answer, white space around either aside; else 0."""
+    return float(response.strip() == answer.strip())
 
 
 def share_correct(response: str, answer: str) -> float:

@@ -86,6 +86,7 @@ def test_a_pocket_calculator_knows_one_operation_at_a_time(turn: str, said: str 
 
 def test_exact_match_looks_past_white_space_alone() -> None:
     assert exact_match(" 54321\n", "54321") == 1.0
+    assert exact_match("54321", "54321\n") == 1.0
     assert exact_match("543210", "54321") == 0.0
     assert exact_match("", "54321") == 0.0
 
