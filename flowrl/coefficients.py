@@ -24,6 +24,10 @@ class Coefficient:
     __slots__ = ()
     metric: ClassVar[str]
     """Whose mean over the mini-batch moves it."""
+    column: ClassVar[str]
+    """That a loss has to read for the metric to be measured."""
+    usage: ClassVar[str]
+    """How it is given to a loss, for errors."""
     label: ClassVar[str]
     """What its value is called in the metrics."""
     initial: float
@@ -51,6 +55,8 @@ class Adaptive(Coefficient):
     """
 
     metric: ClassVar[str] = "kl"
+    column: ClassVar[str] = "ref_logprobs"
+    usage: ClassVar[str] = "losses.kl(coef=fl.Adaptive(...))"
     label: ClassVar[str] = "kl_coef"
     initial: float
     """Of the first optimizer step, > 0: a factor never leaves 0."""
@@ -82,6 +88,8 @@ class Lagrange(Coefficient):
     """
 
     metric: ClassVar[str] = "cost"
+    column: ClassVar[str] = "costs"
+    usage: ClassVar[str] = "losses.ppo_lagrangian(multiplier=fl.Lagrange(...))"
     label: ClassVar[str] = "multiplier"
     limit: float
     """Mean cost of a response that is allowed."""

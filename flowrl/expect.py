@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .coefficients import Adaptive
 from .errors import GraphError, Location, WrongType, did_you_mean
 from .loss import Loss
 from .mesh import Mesh
@@ -80,15 +79,16 @@ def expect_loss(loss: object, node: str, at: Location) -> None:
         raise WrongType(
             f"node '{node}' has no loss", at=at, node=node, found=repr(loss), wanted="a flowrl Loss", fix=fix
         )
-    if any(isinstance(one, Adaptive) for one in loss.adaptive) and "ref_logprobs" not in loss.reads:
-        raise WrongType(
-            f"node '{node}' adapts a coefficient to the KL from a reference, which its loss does not compute",
-            at=at,
-            node=node,
-            found=str(loss),
-            wanted="a loss that reads 'ref_logprobs'",
-            fix="losses.kl(coef=fl.Adaptive(...)), or a number",
-        )
+    for coefficient in loss.adaptive:
+        if coefficient.column not in loss.reads:
+            raise WrongType(
+                f"node '{node}' has a coefficient that follows '{coefficient.metric}', which its loss does not measure",
+                at=at,
+                node=node,
+                found=str(loss),
+                wanted=f"a loss that reads '{coefficient.column}'",
+                fix=f"{coefficient.usage}, or a number",
+            )
 
 
 def expect_mesh(mesh: object, node: str, at: Location) -> None:

@@ -2,7 +2,7 @@
 
 error: WrongType
 node: update
-message: node 'update' adapts a coefficient to the KL from a reference, which its loss does not compute
+message: node 'update' has a coefficient that follows 'kl', which its loss does not measure
 """
 
 import flowrl as fl
