@@ -15,7 +15,7 @@ backward   the step to be closed to new prompts; the rows of   the rank whose sh
            a pass; the step's version
 step       all passes of the mini-batch; before a round's      all ranks
            first, whatever else reads these weights
-record     all rows                                            the host
+record     all rows, and all their scores                      the host
 =========  ==================================================  =================================================
 """
 
@@ -264,7 +264,7 @@ class Dispatch:
 
     def _record(self, step: StepRows, progress: StageProgress) -> None:
         worker = self.plan.pools[progress.stage.pool].workers[0]
-        if not progress.complete or not self.orders.has_room(worker):
+        if not progress.complete or not self.orders.has_room(worker) or not self._is_judged(step, progress.stage):
             return
         keys = progress.expected
         dropped = {str(row): progress.dead[key] for row, key in enumerate(keys) if key in progress.dead}
@@ -273,6 +273,10 @@ class Dispatch:
         self._fire(worker, step, progress, "record", keys, set(keys), missing=0, settings={"dropped": dropped})
 
     # --- parts of them
+
+    def _is_judged(self, step: StepRows, record: Stage) -> bool:
+        """Whether all that is written down is made: a row that one branch has dropped may get a score in another."""
+        return all(step.stages[source].finished for source, _ in record.reads)
 
     def _shares_to_fire(self, step: StepRows, progress: StageProgress) -> list[tuple[Share, str]]:
         """Shares of ranks that have room and were given none yet."""

@@ -270,6 +270,22 @@ def test_a_step_without_rows_is_written_down_however_busy_the_host_is(seed):
     assert sorted((f.step, len(f.keys)) for _, f in world.fired("record")) == [(0, 12), (1, 12), (2, 12)]
 
 
+@given(seeds, st.sampled_from(["row", "group"]))
+@seldom
+def test_a_sample_is_written_down_with_every_score_that_it_got_whichever_branch_dropped_it_first(seed, dropping):
+    world = run(Shape(rewards=2, dropping=dropping, cpu=2), seed, drop=0.3)
+    nodes = {firing.id: firing.node for _, firing in world.firings}
+    heard = [(nodes[event.firing], event.block) for event in world.heard if event.block]
+    keys = {(block.worker, block.number): block.keys for _, block in heard}
+    inputs = [each for _, firing in world.fired("record") for each in firing.inputs]
+    for name in ("score_0", "score_1"):
+        scored = {key for node, block in heard if node == name for key in block.keys}
+        parts = [(keys[each.worker, each.number], each.rows) for each in inputs if each.source == name]
+        assert {
+            key for part, rows in parts for key in (part if rows is None else map(part.__getitem__, rows))
+        } == scored
+
+
 def test_a_step_whose_rows_have_no_trained_token_warns_too():
     world = run(Shape(), untrained=1.0, num_steps=1)
     assert world.warnings == ["step 1: node 'update' has nothing to train: no row has a trained token"]
