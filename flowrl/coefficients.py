@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .errors import WrongType
 from .kl import adapt
 
 LARGEST = 1e4
 """Of a multiplier: a constraint that nothing can meet would otherwise end in infinity."""
+SMALLEST = 1e-4
+"""Of a multiplier: one that a large step makes 0 would stay there, whatever the cost becomes."""
 
 
 class Coefficient:
@@ -63,10 +65,10 @@ class Adaptive(Coefficient):
     target: float
     """KL to keep, in nats a token, > 0."""
     horizon: int = 10_000
-    """Responses over which a KL of 20% above target multiplies it by about 1.2."""
+    """Responses over which a KL of 20% above target multiplies it by about 1.2; those of a step, if they are more."""
 
     def __post_init__(self) -> None:
-        if not self.initial > 0 or not self.target > 0 or not self.horizon > 0:
+        if not all(_is_positive(value) for value in (self.initial, self.target, self.horizon)):
             raise WrongType(
                 "an adaptive coefficient starts, aims and moves by positive numbers",
                 found=f"initial={self.initial}, target={self.target}, horizon={self.horizon}",
@@ -94,20 +96,29 @@ class Lagrange(Coefficient):
     limit: float
     """Mean cost of a response that is allowed."""
     initial: float = 1.0
-    """> 0."""
+    """From 1e-4 to 1e4, as every later one."""
     lr: float = 0.1
     """Of the multiplier, > 0."""
 
     def __post_init__(self) -> None:
-        if not self.initial > 0 or not self.lr > 0 or not math.isfinite(self.limit):
+        starts = _is_positive(self.initial) and SMALLEST <= self.initial <= LARGEST
+        if not starts or not _is_positive(self.lr) or not _is_number(self.limit):
             raise WrongType(
                 "a multiplier starts and moves by positive numbers, towards a finite limit",
                 found=f"initial={self.initial}, lr={self.lr}, limit={self.limit}",
-                wanted="initial > 0, lr > 0",
+                wanted=f"{SMALLEST:g} <= initial <= {LARGEST:g}, lr > 0, a number as limit",
                 fix="fl.Lagrange(limit=0.1)",
             )
 
     def after(self, coefficient: float, observed: float, num_rows: int) -> float:
         """See `Coefficient.after`; `observed` is the mean cost of a response."""
         moved = math.log(coefficient) + self.lr * coefficient * (observed - self.limit)
-        return math.exp(min(moved, math.log(LARGEST)))
+        return math.exp(min(max(moved, math.log(SMALLEST)), math.log(LARGEST)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0

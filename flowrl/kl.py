@@ -86,7 +86,8 @@ def adapt(coefficient: float, observed_kl: float, *, target: float, samples: int
         observed_kl: mean KL of that step, in nats.
         target: the KL to keep, in nats, > 0.
         samples: responses of that step.
-        horizon: responses over which a KL of 20% above target multiplies the coefficient by about 1.2.
+        horizon: responses over which a KL of 20% above target multiplies the coefficient by about 1.2. A step of more
+            moves it by no more than that: its sign never changes.
 
     Raises:
         ValueError: `target` or `horizon` is not positive, or `observed_kl` is not finite.
@@ -96,4 +97,4 @@ def adapt(coefficient: float, observed_kl: float, *, target: float, samples: int
     if not abs(observed_kl) < float("inf"):
         raise ValueError(f"the observed KL is {observed_kl}: no coefficient follows from it")
     error = min(max(observed_kl / target - 1, -MAX_ERROR), MAX_ERROR)
-    return coefficient * (1 + error * samples / horizon)
+    return coefficient * (1 + error * min(samples / horizon, 1))

@@ -27,7 +27,19 @@ def test_a_constraint_that_nothing_meets_does_not_end_in_infinity() -> None:
     assert math.isfinite(value)
 
 
-@pytest.mark.parametrize("settings", [{"initial": 0.0}, {"lr": -1.0}, {"limit": math.inf}])
+def test_a_multiplier_that_one_step_takes_to_0_can_rise_again() -> None:
+    multiplier = fl.Lagrange(limit=0.5, lr=10.0)
+    value = multiplier.after(1e4, 0.0, 8)  # exp(log 1e4 - 5e4) is 0 in a float64
+    assert value > 0
+    assert multiplier.after(value, 1.0, 8) > value
+    for _ in range(2100):
+        value = multiplier.after(value, 1.0, 8)
+    assert value > 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"initial": 0.0}, {"initial": math.inf}, {"lr": -1.0}, {"lr": math.inf}, {"limit": math.inf}]
+)
 def test_a_multiplier_of_no_positive_number_is_refused(settings: dict[str, float]) -> None:
     with pytest.raises(WrongType, match="a multiplier starts and moves by positive numbers"):
         fl.Lagrange(**({"limit": 0.1} | settings))

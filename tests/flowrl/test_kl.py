@@ -85,6 +85,11 @@ def test_the_coefficient_moves_by_at_most_a_fifth_of_the_horizon(observed: float
     assert kl.adapt(0.2, observed, target=6.0, samples=256, horizon=10_000) == pytest.approx(wanted, abs=1e-12)
 
 
+def test_a_step_of_many_horizons_moves_the_coefficient_by_a_fifth_and_never_turns_its_sign() -> None:
+    assert kl.adapt(0.2, 0.0, target=6.0, samples=512, horizon=100) == pytest.approx(0.16)
+    assert kl.adapt(0.2, 60.0, target=6.0, samples=512, horizon=100) == pytest.approx(0.24)
+
+
 def test_a_coefficient_that_cannot_follow_is_refused() -> None:
     with pytest.raises(ValueError, match=r"target=0, horizon=10000"):
         kl.adapt(0.2, 1.0, target=0, samples=1)
@@ -111,7 +116,7 @@ def test_an_update_gets_a_loss_with_numbers_in_place_of_what_is_adaptive() -> No
     assert "coef=Adaptive(initial=0.2, target=6.0, horizon=10000)" in str(declared)
 
 
-@pytest.mark.parametrize("settings", [{"initial": 0.0}, {"target": -1.0}, {"horizon": 0}])
+@pytest.mark.parametrize("settings", [{"initial": 0.0}, {"initial": math.inf}, {"target": -1.0}, {"horizon": 0}])
 def test_an_adaptive_coefficient_of_no_positive_number_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(WrongType, match="starts, aims and moves by positive numbers"):
         fl.Adaptive(**({"initial": 0.1, "target": 1.0} | settings))
