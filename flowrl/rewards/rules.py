@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -47,7 +48,18 @@ def exact_match(response: str, answer: str, *, pattern: str | None = None) -> fl
 
 share_correct = reward(verify.share_correct)
 
-numeric_match = reward(gsm8k.numeric_match)
+
+def _check_tolerance(columns: Sequence[str], *, tolerance: float = 0.0) -> None:
+    if not 0 <= tolerance < math.inf:
+        raise WrongType(
+            "no number is near enough, or each is",
+            found=f"tolerance={tolerance}",
+            wanted="0 <= tolerance < infinity",
+            fix="tolerance=0.01, for one",
+        )
+
+
+numeric_match = reward(check=_check_tolerance)(gsm8k.numeric_match)
 
 
 @reward(check=_check_pattern)

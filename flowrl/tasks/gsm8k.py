@@ -6,7 +6,8 @@ import re
 from decimal import Decimal
 
 _NUMBER = re.compile(
-    r"(?:(?<![\w)%.])(?P<sign>[-\u2212]))?"  # a minus behind a digit or a bracket is a subtraction, as in 10-3
+    # a minus behind a digit or a bracket is a subtraction, as in 10-3; one apart from its number that, or a list's mark
+    r"(?:(?<![\w)%.])(?P<sign>[-\u2212])(?!\s))?"
     r"\$?\s?"
     r"(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))"  # commas in threes, or none; nothing before the point of .5
     r"(?P<fraction>\.\d+)?"
@@ -35,13 +36,20 @@ def numeric_match(response: str, answer: str | int | float, *, tolerance: float 
     """1 if the response ends in the answer's number (``72`` = ``72.0``), else 0.
 
     Args:
-        tolerance: largest difference between the two numbers that is none.
+        tolerance: largest difference between the two numbers that is none, >= 0.
 
     Raises:
         ValueError: the answer itself holds no number. That is a fault of the data, not a wrong response.
     """
-    wanted = final_number(answer) if isinstance(answer, str) else Decimal(str(answer))
+    wanted = _number_of(answer)
     if wanted is None or not wanted.is_finite():
         raise ValueError(f"the answer holds no number: {answer!r}")
     found = final_number(response)
     return float(found is not None and abs(found - wanted) <= Decimal(str(tolerance)))
+
+
+def _number_of(answer: object) -> Decimal | None:
+    if isinstance(answer, str):
+        return final_number(answer)
+    number = isinstance(answer, (int, float, Decimal)) and not isinstance(answer, bool)
+    return Decimal(str(answer)) if number else None

@@ -22,6 +22,7 @@ ROWS = [{"prompt": f"{a}", "answer": f"{a}", "tests": "assert f(1) == 1"} for a 
 
 def test_exact_match_compares_what_a_pattern_captures_last() -> None:
     assert rewards.exact_match(" 72\n", "72") == 1.0
+    assert rewards.exact_match("72", "72\n") == 1.0  # as a line of a file ends
     assert rewards.exact_match("72.0", "72") == 0.0
     tag = r"<answer>(.*?)</answer>"
     assert rewards.exact_match("<answer>1</answer> no, <answer>\n72 </answer>", "72", pattern=tag) == 1.0
@@ -53,7 +54,7 @@ def test_numbers_are_equal_within_a_tolerance(response: str, answer: Any, tolera
     assert rewards.numeric_match(response, answer, tolerance=tolerance) == score
 
 
-@pytest.mark.parametrize("answer", ["unknown", float("nan"), float("inf")])
+@pytest.mark.parametrize("answer", ["unknown", float("nan"), float("inf"), True, None, [72]])
 def test_an_answer_without_a_number_is_no_wrong_response(answer: Any) -> None:
     with pytest.raises(ValueError, match="the answer holds no number"):
         rewards.numeric_match("72", answer)
@@ -272,6 +273,8 @@ def test_weights_are_as_many_as_rewards() -> None:
         (rewards.regex_match, {}, UnknownName, "needs a value for its setting 'pattern'"),
         (rewards.overlong, {"max_tokens": 4, "cache": 5}, WrongType, "no room to rise in"),
         (rewards.length_error, {"target": 0}, WrongType, "no length is aimed at"),
+        (rewards.numeric_match, {"tolerance": -0.1}, WrongType, "no number is near enough, or each is"),
+        (rewards.numeric_match, {"tolerance": float("nan")}, WrongType, "no number is near enough, or each is"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_while_the_graph_is_traced(
