@@ -39,6 +39,7 @@ from .placement import (
 from .provenance import check_provenance, provenance_notes
 from .rates import bounds
 from .refill import check_refill
+from .selected import check_selected
 from .shape import check_bindings, check_cycles, check_joins, check_read
 from .sources import open_source
 from .vocabulary import check_tokenizers, check_vocabularies
@@ -70,6 +71,7 @@ def check(
         *check_adaptive(graph),
         *check_heads(graph),
         *check_groups(graph),
+        *check_selected(graph),
         *check_needs(graph),
         *check_minibatches(graph),
         *check_data(graph),

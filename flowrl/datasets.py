@@ -80,8 +80,13 @@ def split(data: object, *, held_out: int) -> tuple[Source, Source]:
         DataError: there are not more than `held_out` rows, or `held_out` is no count.
     """
     source = open_source(data)
-    if held_out < 1 or (source.num_rows is not None and source.num_rows <= held_out):
-        raise DataError(f"{source.name} cannot be split", found=f"{source.num_rows} rows, held_out={held_out}")
+    is_count = type(held_out) is int and held_out >= 1
+    if not is_count or (source.num_rows is not None and source.num_rows <= held_out):
+        raise DataError(
+            f"{source.name} cannot be split",
+            found=f"{source.num_rows} rows, held_out={held_out}",
+            wanted="a count of rows, and more rows than that",
+        )
     if source.num_rows is None:  # without end: the first rows are held out
         return _taken(source, None, lambda row: row + held_out), _taken(source, held_out, lambda row: row)
     order = sorted(range(source.num_rows), key=lambda row: mix(0, row))

@@ -10,7 +10,7 @@ import numpy as np
 
 from flowrl.answers import Answer, encode_answer
 from flowrl.backend import StopReason
-from flowrl.errors import DataError
+from flowrl.errors import DataError, FlowrlError
 from flowrl.graph import PromptsSpec, ResponsesSpec
 from flowrl.rows import Column, Key, Ragged, Rows
 from flowrl.sources import open_source
@@ -92,6 +92,11 @@ class _Reading:
             except DataError as error:
                 error.problem = f"column '{column}': {error.problem}"
                 raise
+            except FlowrlError:
+                raise
+            except Exception as error:  # whatever a tokenizer raises for a text that it does not know
+                problem = f"column '{column}': the answer cannot be tokenized: {type(error).__name__}: {error}"
+                raise DataError(problem, found=repr(self.columns[column][row])[:80]) from error
             stop: StopReason = "eos"
             limit = self._limit(row)
             if limit is not None and len(answer.ids) > limit:
@@ -128,9 +133,10 @@ class _Reading:
         value: Any = self.columns[declared][row]
         if isinstance(value, bool):
             return 1.0 if value else -1.0
-        if not isinstance(value, (int, float)) or not np.isfinite(value):
-            wanted = "true or false, or a number: +1, -1 or 0"
-            raise DataError(f"column '{declared}' holds no preference", found=repr(value)[:80], wanted=wanted)
+        if not isinstance(value, (int, float)) or not np.isfinite(value) or value == 0:
+            fix = "false or -1 for a bad answer; leave out rows that are neither good nor bad" if value == 0 else None
+            wanted = "true or false, or a number: +1 or -1"
+            raise DataError(f"column '{declared}' holds no preference", found=repr(value)[:80], wanted=wanted, fix=fix)
         return float(value)
 
 

@@ -45,8 +45,9 @@ def responses(
     Args:
         model: gives the tokenizer.
         prompts: what is answered; a row without a value in one of the columns is what `on_missing` there says.
-        columns: by column its preference (+1 chosen, -1 rejected, 0 neither), or the name of a column that holds it (a
-            number, or true and false for +1 and -1). One name, or several, stand for preference +1.
+        columns: by column its preference (+1 chosen, -1 rejected, 0 neither), or the name of a column that holds it: a
+            number, or true and false for +1 and -1. A 0 is refused there, since most who write it mean a bad answer.
+            One name, or several, stand for preference +1.
         trained: columns whose tokens are trained; None trains all. The others have a mask of False.
         max_new_tokens: longest answer; None is limited by the model's length alone.
         on_too_long: a longer one is an error, drops the prompt with all its answers (counted), or is cut, so that it

@@ -196,8 +196,8 @@ def test_a_source_without_end_holds_its_first_rows_out() -> None:
     assert train.num_rows is None
 
 
-@pytest.mark.parametrize("held_out", [0, 4, 9])
-def test_a_split_that_leaves_one_side_empty_is_refused(held_out: int) -> None:
+@pytest.mark.parametrize("held_out", [0, 4, 9, 1.5, True])
+def test_a_split_that_leaves_one_side_empty_is_refused(held_out: Any) -> None:
     with pytest.raises(DataError, match=r"(?s)cannot be split.*4 rows"):
         datasets.split([{"prompt": "a"}] * 4, held_out=held_out)
 

@@ -161,6 +161,17 @@ def test_an_answer_that_is_none_names_file_line_and_column(tmp_path: Path) -> No
     assert f"{path}:2 (row 1): column 'good': the answer to a text is no text | 7" in text
 
 
+def test_an_answer_that_the_tokenizer_does_not_know_names_its_row_and_column() -> None:
+    text = refusal(sft_on([{"prompt": "a", "good": "b"}, {"prompt": "a", "good": "\ud83d"}], columns="good"))
+    assert "DataError: node 'responses': row 1 of the list: column 'good': the answer cannot be tokenized: Unic" in text
+
+
+def test_a_label_of_0_is_no_bad_answer_that_is_left_out_in_silence() -> None:
+    rows = [{"prompt": "a", "good": "b", "label": label} for label in (1, 0)]
+    text = refusal(sft_on(rows, columns={"good": "label"}))
+    assert "row 1 of the list: column 'label' holds no preference | 0 | false or -1 for a bad answer" in text
+
+
 def test_a_label_that_is_none_is_refused() -> None:
     text = refusal(sft_on([{"prompt": "a", "good": "b", "label": "yes"}] * 2, columns={"good": "label"}))
     assert "column 'label' holds no preference | 'yes'" in text
