@@ -5,11 +5,7 @@ flowrl run cispo.py --minibatches 4
 
 import flowrl as fl
 from flowrl import advantages, losses
-
-
-@fl.reward
-def exact_match(response: str, answer: str) -> float:
-    return float(response == answer)
+from flowrl.rewards import exact_match
 
 
 @fl.graph

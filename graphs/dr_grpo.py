@@ -7,11 +7,7 @@ Every response's token losses are summed and divided by one constant, the longes
 
 import flowrl as fl
 from flowrl import advantages, losses
-
-
-@fl.reward
-def exact_match(response: str, answer: str) -> float:
-    return float(response == answer)
+from flowrl.rewards import exact_match
 
 
 @fl.graph

@@ -9,12 +9,7 @@ number that is wanted. The defaults are the small model and task that come with 
 
 import flowrl as fl
 from flowrl import advantages, losses
-from flowrl.tasks.gsm8k import numeric_match
-
-
-@fl.reward(timeout=10)
-def right_number(response: str, answer: str) -> float:
-    return numeric_match(response, answer)
+from flowrl.rewards import numeric_match
 
 
 @fl.graph
@@ -58,7 +53,7 @@ def grpo(
         temperature=temperature,
         staleness=staleness,
     )
-    scores = right_number(samples, mesh=score)
+    scores = numeric_match(samples, mesh=score)
     advantage = advantages.grpo(samples, scores)
     loss = losses.ppo_clip(clip_low=0.2, clip_high=0.28) - entropy * losses.entropy()
     if kl:

@@ -7,11 +7,7 @@ The clip range is narrow because a mean of ratios moves little; it only acts onc
 
 import flowrl as fl
 from flowrl import advantages, losses
-
-
-@fl.reward
-def exact_match(response: str, answer: str) -> float:
-    return float(response == answer)
+from flowrl.rewards import exact_match
 
 
 @fl.graph

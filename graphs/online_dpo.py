@@ -9,11 +9,7 @@ whose samples all score the same, go no further than their score. Runs on two co
 
 import flowrl as fl
 from flowrl import losses, preferences
-
-
-@fl.reward
-def exact_match(response: str, answer: str) -> float:
-    return float(response == answer)
+from flowrl.rewards import exact_match
 
 
 @fl.graph

@@ -7,11 +7,7 @@ One more response to each prompt is decoded greedily; it is scored, and not trai
 
 import flowrl as fl
 from flowrl import advantages, losses
-
-
-@fl.reward
-def exact_match(response: str, answer: str) -> float:
-    return float(response == answer)
+from flowrl.rewards import exact_match
 
 
 @fl.graph
