@@ -98,7 +98,7 @@ class PromptReader:
     """
 
     def __init__(self, source: object, tokenizer: Tokenizer, settings: PromptSettings) -> None:
-        self.source = open_source(source)
+        self.source = open_source(source, seed=settings.seed)
         self.tokenizer = tokenizer
         self.settings = settings
         self._column = _prompt_column(self.source, settings.column)

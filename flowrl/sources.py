@@ -7,7 +7,7 @@
 | `datasets.Dataset`, or any object with ``__len__`` and ``__getitem__`` | finite | row by row, when needed |
 | object with ``__getitem__`` alone, or a function ``index -> dict`` | unbounded | row by row, when needed |
 | iterable of dicts (generator, `datasets.IterableDataset`) | finite | once, into memory, at most `MAX_ITERABLE_ROWS` |
-| ``"builtin:NAME"`` | unbounded | a task of `flowrl.tasks` |
+| ``"builtin:NAME"`` | unbounded | a task of `flowrl.tasks`, its rows a function of a seed |
 
 A row is a dict by column name. Values keep their Python types; a column that a row lacks reads as None.
 """
@@ -73,8 +73,11 @@ class Source:
         return f"{self.name}:{self.lines[row]} (row {row})" if self.lines else f"row {row} of {self.name}"
 
 
-def open_source(source: object) -> Source:
+def open_source(source: object, *, seed: int = 0) -> Source:
     """Open a path, a data set, a list, an iterable, a random-access object or a function; see the module's table.
+
+    Args:
+        seed: of the rows of a built-in task; all else has rows of its own.
 
     Raises:
         DataError: it cannot be read, has no rows, or a row is no dict.
@@ -82,7 +85,7 @@ def open_source(source: object) -> Source:
     if isinstance(source, Source):
         return source
     if isinstance(source, str) and source.startswith(_BUILTIN):
-        return _open_builtin(source)
+        return _open_builtin(source, seed)
     if isinstance(source, str | os.PathLike):
         return _open_file(Path(os.fspath(source)).expanduser())
     _refuse_lookalikes(source)
@@ -173,14 +176,14 @@ def _with_first_row(
     return Source(name=name, columns=columns or tuple(first), num_rows=num_rows, get=get)
 
 
-def _open_builtin(name: str) -> Source:
+def _open_builtin(name: str, seed: int) -> Source:
     from .tasks import TASKS
 
     task = name.removeprefix(_BUILTIN)
     if task not in TASKS:
         wanted = ", ".join(_BUILTIN + known for known in TASKS)
         raise DataError(f"no task is called {name!r}", wanted=wanted, fix=did_you_mean(task, TASKS))
-    return _of_random_access(name, TASKS[task]())
+    return _of_random_access(name, TASKS[task](seed=seed))
 
 
 def _open_file(path: Path) -> Source:

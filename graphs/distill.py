@@ -17,11 +17,7 @@ the student is above 90%. By the reward alone (quickstart.py) as many steps of t
 import flowrl as fl
 from flowrl import losses
 from flowrl.losses.distillation import Divergence
-
-
-@fl.reward
-def exact_match(response: str, answer: str) -> float:
-    return float(response == answer)
+from flowrl.rewards import exact_match
 
 
 @fl.graph
@@ -48,5 +44,5 @@ def distill(
     samples = fl.rollout(student, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens)
     likely = fl.topk(expert, samples, k=k)
     fl.update(student, samples, likely, loss=losses.distill(divergence=divergence))
-    questions = fl.prompts(held_out, batch=128, column=column, last="short", name="questions")
+    questions = fl.prompts(held_out, batch=128, column=column, last="short", seed=seed + 1, name="questions")
     fl.evaluate(student, questions, exact_match, every=10, temperature=1.0)

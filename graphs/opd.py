@@ -9,11 +9,7 @@ mean over them in place of a sample: less noise, and about half the steps.
 
 import flowrl as fl
 from flowrl import advantages, losses
-
-
-@fl.reward
-def exact_match(response: str, answer: str) -> float:
-    return float(response == answer)
+from flowrl.rewards import exact_match
 
 
 @fl.graph
@@ -40,5 +36,5 @@ def opd(
     samples = fl.rollout(student, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens, staleness=staleness)
     advantage = advantages.distill(samples, fl.logprobs(expert, samples), gamma=gamma)
     fl.update(student, samples, advantage, loss=losses.ppo_clip())
-    questions = fl.prompts(held_out, batch=128, column=column, last="short", name="questions")
+    questions = fl.prompts(held_out, batch=128, column=column, last="short", seed=seed + 1, name="questions")
     fl.evaluate(student, questions, exact_match, every=10, temperature=1.0)

@@ -40,7 +40,7 @@ def prompts(
             that gives dicts.
         batch: prompts a step.
         shuffle: a new order each epoch, a function of `seed` and the epoch.
-        seed: of the order.
+        seed: of the order, and of the rows of a built-in task (``"builtin:NAME"``): another seed asks other questions.
         column: holds the prompt: text, or a list of chat messages for the chat template.
         chat: a text is what a user says, for the chat template too: what a model tuned to instructions expects.
         max_prompt_tokens: longest prompt.
@@ -59,7 +59,7 @@ def prompts(
     expect_policy(label, at, "on_too_long", on_too_long, ("error", "drop", "left"))
     expect_policy(label, at, "on_missing", on_missing, ("error", "drop"))
     expect_policy(label, at, "last", last, ("drop", "short", "wrap"))
-    opened = _opened(source)
+    opened = _opened(source, seed)
     spec = PromptsSpec(
         source=opened or source,
         batch=batch,
@@ -91,10 +91,10 @@ def prompts(
     return Prompts(node.name, dict.fromkeys(columns, node.name))
 
 
-def _opened(source: Any) -> Source | None:
+def _opened(source: Any, seed: int) -> Source | None:
     """The rows of a data source: opened once, since an iterable can be read no second time. None while it cannot be
     opened: the checks will say why."""
     try:
-        return open_source(source)
+        return open_source(source, seed=seed)
     except FlowrlError:
         return None

@@ -303,6 +303,7 @@ def test_an_unbounded_source_is_checked_row_by_row() -> None:
 
 def test_a_builtin_task_is_a_source() -> None:
     assert open_source("builtin:reverse_digits")[3] == ReverseDigits()[3]
+    assert open_source("builtin:reverse_digits", seed=7)[3] == ReverseDigits(seed=7)[3] != ReverseDigits()[3]
     with pytest.raises(DataError, match=r"no task is called 'builtin:revers_digits'(.|\n)*'reverse_digits'\?"):
         open_source("builtin:revers_digits")
 

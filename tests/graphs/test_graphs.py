@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flowrl.check import check
-from flowrl.graph import Graph, UpdateSpec
+from flowrl.graph import Graph, PromptsSpec, UpdateSpec
 from flowrl.runtime import run
 from flowrl.runtime.graphfile import load_graph
 from flowrl.runtime.registry import describe
@@ -69,6 +69,15 @@ def test_the_learning_rate_of_a_ready_graph_falls_over_all_its_optimizer_steps(p
     for node in declared(steps=7, **minibatches).nodes.values():
         if isinstance(node.spec, UpdateSpec) and node.model is not None and node.model.optimizer is not None:
             assert node.model.optimizer.decay_steps in (None, 7 * node.spec.minibatches)
+
+
+@every_graph
+def test_a_ready_graph_measures_on_other_questions_than_it_begins_with(path: Path) -> None:
+    declared = load_graph(str(path))
+    assert not isinstance(declared, Graph)
+    specs = [node.spec for node in declared(seed=3).nodes.values() if isinstance(node.spec, PromptsSpec)]
+    asked = [[spec.source[row]["prompt"] for row in range(8)] for spec in specs]
+    assert len({tuple(prompts) for prompts in asked}) == len(specs)
 
 
 @every_graph
