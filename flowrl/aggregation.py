@@ -38,7 +38,7 @@ def check_aggregate(aggregate: Aggregate | None, horizon: int | None, terms: Seq
             wanted=", ".join(get_args(Aggregate)),
             fix=did_you_mean(str(aggregate), get_args(Aggregate)),
         )
-    if aggregate == "seq-mean-token-sum-norm" and not (horizon or 0) > 0:
+    if aggregate == "seq-mean-token-sum-norm" and not (isinstance(horizon, int) and horizon > 0):
         raise WrongType(
             "aggregation 'seq-mean-token-sum-norm' divides by a constant length",
             found=f"horizon={horizon}",

@@ -159,6 +159,14 @@ def expect_weights(columns: Sequence[str], *, weights: Sequence[float] | None = 
         )
 
 
+def expect_discounts(columns: Sequence[str], *, gamma: float = 1.0, lam: float = 1.0, **settings: object) -> None:
+    """Refuse discounts outside 0 to 1, as the ``check`` of an estimator that discounts."""
+    for name, value in (("gamma", gamma), ("lam", lam)):
+        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            what, fix = f"{name} discounts nothing", f"{name}=1.0, or less"
+            raise WrongType(what, found=f"{name}={value!r}", wanted=f"0 <= {name} <= 1", fix=fix)
+
+
 def stop_strings(node: str, at: Location, stop: object) -> tuple[str, ...]:
     """The strings that end a response, of one or of several; an empty one would end each with its first token."""
     each = (stop,) if isinstance(stop, str) else stop

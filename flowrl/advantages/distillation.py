@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrl.expect import expect_discounts
 from flowrl.functions import advantage
 from flowrl.moments import checked, discounted, like
 
@@ -16,7 +17,7 @@ else:
     torch = lazy("torch")
 
 
-@advantage
+@advantage(check=expect_discounts)
 def distill(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, gamma: float = 0.0) -> Tensor:
     """How much likelier the teacher finds each sampled token than the student did: log p_teacher - log p_student.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.coefficients import Adaptive
 from flowrl.errors import WrongType
+from flowrl.expect import expect_discounts
 from flowrl.functions import advantage, node
 from flowrl.kl import Estimator, check_estimator, estimate
 from flowrl.moments import checked, credited, discounted, last_trained, like, shifted, total, whiten
@@ -88,7 +89,7 @@ def token_rewards(
     return like(torch.where(trained, rewards, 0), scores)
 
 
-@advantage(per="batch", out=("advantages", "returns"))
+@advantage(per="batch", out=("advantages", "returns"), check=expect_discounts)
 def reinforce_pp(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
     """Discounted returns of each token, whitened over all trained tokens of the batch.
 
@@ -160,7 +161,7 @@ def remax(rewards: Tensor, mask: Tensor, baseline_scores: Tensor) -> tuple[Tenso
     return like(torch.where(trained, centred, 0), rewards), like(torch.where(trained, returns, 0), rewards)
 
 
-@advantage(per="batch", out=("advantages", "returns"))
+@advantage(per="batch", out=("advantages", "returns"), check=expect_discounts)
 def gae(
     rewards: Tensor,
     values: Tensor,
