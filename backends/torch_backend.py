@@ -209,11 +209,11 @@ class TorchBackend:
         self, rows: Rows, outputs: Sequence[Output], temperature: float, k: int
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Each output of some rows as one packed array; none of rows without a token."""
-        batch = make_batch(rows, self._device, share=self.network.shares_prompts)
         found: dict[str, Tensor] = {}
         if "scores" in outputs:
             found["scores"] = self._scores(rows)
-        elif len(batch.target):
+        elif rows["response_ids"].lengths.any():
+            batch = make_batch(rows, self._device, share=self.network.shares_prompts)
             at = _ids_of(batch, "topk_ids") if "topk_ids" in rows.columns else None
             found = self._read(self._states(batch), batch.target, at, temperature, outputs=outputs, k=k)
         return {

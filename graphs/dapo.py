@@ -43,6 +43,7 @@ def dapo(
     samples = fl.rollout(policy, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens, staleness=staleness)
     correct = rewards.exact_match(samples)
     length = rewards.overlong(samples, max_tokens=max_new_tokens, cache=cache)
+    # a wrong answer is 0 here and -1 in the paper: half the range, and half the punishment
     scores = rewards.weighted_sum(samples, correct, length, weights=[1.0, 0.5])
     useful = fl.filter(samples, correct, keep=mixed, per="group", refill=waves, reason="all right or all wrong")
     advantage = advantages.grpo(useful, scores)

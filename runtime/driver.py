@@ -320,9 +320,18 @@ def _error(halt: Halt) -> FlowrlError:
 
 
 def _seed(graph: Graph) -> int:
-    """The run's seed: the graph's parameter ``seed``, or 0."""
-    seed = graph.parameters.get("seed", 0)
-    return seed if isinstance(seed, int) else 0
+    """The run's seed: the graph's parameter ``seed``, or 0 where it has none.
+
+    Raises:
+        ConfigError: it is no whole number.
+    """
+    seed = graph.parameters.get("seed")
+    if seed is None:
+        return 0
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        fix = "seed: int = 0 among the graph's parameters, or another name for what it means there"
+        raise ConfigError("the seed of a run is no number", found=f"seed={seed!r}", wanted="an integer", fix=fix)
+    return seed
 
 
 def _num_gpus() -> int:

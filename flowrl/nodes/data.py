@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from flowrl.errors import FlowrlError
-from flowrl.expect import expect_counts, expect_counts_or_none, expect_policy
+from flowrl.expect import expect_counts, expect_counts_or_none, expect_policy, wrong
 from flowrl.graph import Node, PromptsSpec
 from flowrl.location import caller
 from flowrl.sources import Source, open_source
@@ -59,6 +59,8 @@ def prompts(
     expect_policy(label, at, "on_too_long", on_too_long, ("error", "drop", "left"))
     expect_policy(label, at, "on_missing", on_missing, ("error", "drop"))
     expect_policy(label, at, "last", last, ("drop", "short", "wrap"))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise wrong(label, at, "seed is no number", seed, "an integer", "seed=0")
     opened = _opened(source, seed)
     spec = PromptsSpec(
         source=opened or source,

@@ -12,7 +12,7 @@ ROWS = [{"prompt": str(i)} for i in range(64)]
 
 
 def sampled(**settings: Any) -> None:
-    of_prompts = {name: settings.pop(name) for name in ("epochs", "max_prompt_tokens") if name in settings}
+    of_prompts = {name: settings.pop(name) for name in ("epochs", "max_prompt_tokens", "seed") if name in settings}
 
     @fl.graph
     def declared() -> None:
@@ -27,6 +27,7 @@ def sampled(**settings: Any) -> None:
     [
         ("epochs", 0, "node 'prompts': epochs is no count\n  found:  0\n  wanted: an integer >= 1"),
         ("max_prompt_tokens", "12", "node 'prompts': max_prompt_tokens is no count\n  found:  '12'"),
+        ("seed", "3", "node 'prompts': seed is no number\n  found:  '3'\n  wanted: an integer"),
         ("n", True, "node 'rollout': n is no count\n  found:  True"),
         ("max_new_tokens", None, "node 'rollout': max_new_tokens is no count\n  found:  None"),
         ("top_k", -1, "node 'rollout': top_k is no count\n  found:  -1\n  wanted: an integer >= 0"),

@@ -253,6 +253,17 @@ def test_a_run_of_no_steps_is_refused(settings: dict[str, int], says: str, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("seed", ["3", 1.5, True])
+def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
+    @fl.graph
+    def measured(seed: Any = 0) -> None:
+        samples = fl.rollout(fl.Model("tiny", backend="tiny"), fl.prompts([{"prompt": "a"}], batch=1), max_new_tokens=2)
+        fl.reward(lambda response: 0.0)(samples)
+
+    with pytest.raises(ConfigError, match="the seed of a run is no number"):
+        run(measured(seed=seed), steps=1)
+
+
 def test_an_adaptive_coefficient_follows_the_kl_and_goes_on_where_it_was(tmp_path: Path) -> None:
     words = ["--kl", "0.1", "--kl-target", "0.002", "--minibatches", "2"]
     assert inline(tmp_path / "whole", *words, steps=6) == 0
