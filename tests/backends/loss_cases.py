@@ -27,6 +27,8 @@ from flowrl.rows import Key, Ragged, Rows
 
 ONE_RANK = SimpleNamespace(rank=0, world_size=1, dp_rank=0, dp_size=1)
 PROMPTS, SAMPLES = 8, 2
+LIKELY = 4
+"""Tokens that a teacher names."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "ppo_clip dual": {"dual_clip": 1.5},
     "gspo": {"clip_low": 0.1, "clip_high": 0.2},
@@ -89,6 +91,10 @@ def rows_for(loss: Loss, seed: int = 0) -> Rows:
         "kl_baseline": np.full(len(keys), 0.02),
         "high_covariance": ragged(random.random(total) < 0.2),
     }
+    if "teacher_logprobs" in loss.reads:  # distinct ids, and four fifths of the probability
+        ids = random.random((total, 99)).argpartition(LIKELY, axis=1)[:, :LIKELY] + 1
+        columns["teacher_ids"] = ragged(ids.astype(np.int32))
+        columns["teacher_logprobs"] = ragged(np.log(0.8 * random.dirichlet(np.ones(LIKELY), total)))
     for name in (*loss.reads, "weights"):
         if name not in columns and name not in TRAINED:
             columns[name] = ragged(random.normal(size=total))
