@@ -115,7 +115,7 @@ def run_python(
             is a module and no ``__main__``; `Result.finished` says whether both came to their end.
         stdin: what it can read.
         cpu_s: processor time of all its threads, rounded up to whole seconds.
-        wall_s: time on the clock; None is four times `cpu_s` and two seconds: the verdict on a slow program is then
+        wall_s: time on the clock; None is ten times `cpu_s` and 30 seconds: the verdict on a slow program is then
             that of its own time, which does not depend on what else the machine does.
         memory_bytes: address space, the interpreter's own 30 MiB or so included.
         output_bytes: of standard output, of standard error, and of each file.
@@ -126,7 +126,7 @@ def run_python(
         SandboxError: it could not be run.
         WrongType: a limit leaves no room for any program.
     """
-    wall = 4 * cpu_s + 2 if wall_s is None else wall_s
+    wall = 10 * cpu_s + 30 if wall_s is None else wall_s
     _expect(memory_bytes=memory_bytes, least=LEAST_MEMORY)
     _expect(cpu_s=cpu_s, wall_s=wall, output_bytes=output_bytes)
     try:
