@@ -178,8 +178,13 @@ def stop_strings(node: str, at: Location, stop: object) -> tuple[str, ...]:
 
 
 def wrong(node: str, at: Location, what: str, value: object, wanted: str, fix: str) -> WrongType:
-    """The error of a setting."""
-    return WrongType(f"node '{node}': {what}", at=at, node=node, found=repr(value), wanted=wanted, fix=fix)
+    """The error of a setting, of which the value is told."""
+    return unfit(node, at, what, repr(value), wanted, fix)
+
+
+def unfit(node: str, at: Location, what: str, found: str, wanted: str, fix: str) -> WrongType:
+    """The error of settings that do not fit together, or what they stand beside; `found` says it in words."""
+    return WrongType(f"node '{node}': {what}", at=at, node=node, found=found, wanted=wanted, fix=fix)
 
 
 def _expect_count(node: str, at: Location, name: str, value: object, least: int) -> None:

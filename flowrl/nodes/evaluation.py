@@ -6,7 +6,7 @@ from typing import Any
 
 from flowrl.backend import Sampling
 from flowrl.columns import bind, positional, settings
-from flowrl.expect import expect, expect_counts, expect_model, expect_sampling, stop_strings, wrong
+from flowrl.expect import expect, expect_counts, expect_model, expect_sampling, stop_strings, unfit, wrong
 from flowrl.functions import NodeFunction
 from flowrl.graph import Binding, EvaluateSpec, Node, RolloutSpec
 from flowrl.location import caller
@@ -56,7 +56,7 @@ def evaluate(
         raise wrong(label, at, "score is no reward function", score, "a function under @fl.reward", fix)
     if score.per != "row":
         fix = "score the responses of an evaluation one by one"
-        raise wrong(label, at, "score sees several rows", f"per={score.per!r}", "per='row'", fix)
+        raise unfit(label, at, "score sees several rows", f"per={score.per!r}", "per='row'", fix)
     given = settings(score.function, {}, node=label, at=at)
     expect_counts(label, at, every=every)
     active = tracer()
@@ -67,7 +67,7 @@ def evaluate(
     length = max(lengths, default=None) if max_new_tokens is None else max_new_tokens
     if length is None:
         found = f"no rollout of model '{model.name}' before this line"
-        raise wrong(label, at, "max_new_tokens is not known", found, "max_new_tokens=N", "give max_new_tokens=")
+        raise unfit(label, at, "max_new_tokens is not known", found, "max_new_tokens=N", "give max_new_tokens=")
     expect_sampling(label, at, n, length, temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     sampling = Sampling(
         n=n,

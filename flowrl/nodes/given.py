@@ -8,7 +8,7 @@ from typing import Literal
 
 from flowrl.columns import bind, parameter
 from flowrl.errors import Location, did_you_mean
-from flowrl.expect import expect, expect_counts_or_none, expect_model, expect_policy, wrong
+from flowrl.expect import expect, expect_counts_or_none, expect_model, expect_policy, unfit, wrong
 from flowrl.graph import Node, PromptsSpec, ResponsesSpec
 from flowrl.location import caller
 from flowrl.model import Model
@@ -133,4 +133,4 @@ def _expect_tokenizer(model: Model, prompts: Node, node: str, at: Location) -> N
     if reader is not None and (reader.source, reader.backend) != (model.source, model.backend):
         found = f"model '{model.name}' from {model.source}"
         wanted = f"'{reader.name}' from {reader.source}, whose tokenizer makes the ids of '{prompts.name}'"
-        raise wrong(node, at, "answers and prompts are tokenized for two models", found, wanted, "a second fl.prompts")
+        raise unfit(node, at, "answers and prompts are tokenized for two models", found, wanted, "a second fl.prompts")

@@ -17,6 +17,7 @@ from flowrl.expect import (
     expect_policy,
     expect_sampling,
     stop_strings,
+    unfit,
     wrong,
 )
 from flowrl.functions import call_options, gates_of, with_rollout
@@ -126,4 +127,4 @@ def _expect_functions(prompt: object, parse: object, node: str, at: Location) ->
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     if not parameters or len(needed) > 1:
         found, fix = f"parameters {', '.join(needed) or 'none'}", "def parse(text: str) -> float | None"
-        raise wrong(node, at, "parse takes the text of an answer, and nothing else", found, "one parameter", fix)
+        raise unfit(node, at, "parse takes the text of an answer, and nothing else", found, "one parameter", fix)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from flowrl.columns import bind, positional
-from flowrl.expect import expect, expect_counts_or_none, wrong
+from flowrl.expect import expect, expect_counts_or_none, unfit, wrong
 from flowrl.functions import gates_of, with_rollout
 from flowrl.graph import FilterSpec, Node
 from flowrl.location import caller
@@ -51,7 +51,7 @@ def filter(
     expect_counts_or_none(name or "filter", at, refill=refill)
     if refill is not None and per != "group":
         fix = "per='group', with a keep= that decides on all samples of a prompt at once"
-        raise wrong(name or "filter", at, "refill= replaces whole groups", f"per={per!r}", "per='group'", fix)
+        raise unfit(name or "filter", at, "refill= replaces whole groups", f"per={per!r}", "per='group'", fix)
 
     def declare(final: str) -> Node:
         bindings = bind(positional(keep), (samples, *streams), {}, node=final, at=at)

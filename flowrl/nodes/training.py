@@ -14,6 +14,7 @@ from flowrl.expect import (
     expect_loss,
     expect_model,
     expect_optimizer,
+    unfit,
     wrong,
 )
 from flowrl.functions import gates_of
@@ -158,7 +159,7 @@ def _expect_threshold(value: object, sampler: tuple[Binding, ...], model: Model,
     if not sampler:
         found = f"no log-probs of a rollout of model '{model.name}'"
         fix = "leave max_mismatch= out: what another model sampled, or nobody, has no mismatch"
-        raise wrong(node, at, "max_mismatch has nothing to hold to", found, "samples of the trained model", fix)
+        raise unfit(node, at, "max_mismatch has nothing to hold to", found, "samples of the trained model", fix)
 
 
 def _writers(column: str, streams: Sequence[Stream]) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from flowrl.backend import Sampling
 from flowrl.columns import bind, positional
 from flowrl.errors import Location
-from flowrl.expect import expect_counts_or_none, wrong
+from flowrl.expect import expect_counts_or_none, unfit, wrong
 from flowrl.graph import Binding, ToolSpec
 from flowrl.stream import Prompts
 from flowrl.tool import MESSAGES, TOOL_COLUMNS, Tool
@@ -34,7 +34,7 @@ def declare_tool(
     if tool is None:
         if max_turns is not None:
             fix = "tool=..., or leave max_turns= out: without a tool a response is one turn"
-            raise wrong(node, at, "max_turns counts nothing", f"max_turns={max_turns}, no tool", "a tool", fix)
+            raise unfit(node, at, "max_turns counts nothing", f"max_turns={max_turns}, no tool", "a tool", fix)
         return None, ()
     if not isinstance(tool, Tool):
         fix = "@fl.tool above the function; pass the function itself, not what calling it gives"
@@ -42,7 +42,7 @@ def declare_tool(
     expect_counts_or_none(node, at, max_turns=max_turns)
     if sampling.ignore_eos and not sampling.stop:
         fix = "leave ignore_eos= out, or give stop= strings that end a turn"
-        raise wrong(node, at, "its tool is never asked", "ignore_eos=True, stop=()", "turns that end", fix)
+        raise unfit(node, at, "its tool is never asked", "ignore_eos=True, stop=()", "turns that end", fix)
     spec = tool.spec(max_turns=max_turns, node=node, at=at)
     own = [parameter for parameter in positional(tool.function) if parameter.name not in TOOL_COLUMNS]
     messages = [Binding(MESSAGES, prompts.columns["prompt_ids"], MESSAGES)] if spec.role is not None else []
