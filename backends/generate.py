@@ -17,6 +17,7 @@ from flowrl.rows import PROMPT, Key
 
 from .network import Network
 from .sampling import choose, choose_likeliest, row_seeds, uniforms
+from .stop_strings import StopStrings
 
 COMPACT_AT = 0.25
 """Share of ended rows above which the others move together: copying the cache costs about one step of what it saves."""
@@ -59,6 +60,7 @@ class Decoding:
         version: int,
     ) -> None:
         self.sampling, self.version, self.tokenizer = sampling, version, tokenizer
+        self._stop = StopStrings(tokenizer, sampling.stop)
         self.keys = [key for prompt in prompts for key in _keys(prompt, num_samples)]
         limits = [_limit(prompt, sampling) for prompt in prompts]
         self._longest, self._limits = max(limits), frozenset(limits)
@@ -112,7 +114,7 @@ class Decoding:
         last = self.position in self._limits
         if last or self.sampling.stop:
             still_open = [slot for slot in self._open.nonzero()[:, 0].tolist() if slot not in ended]
-            ended |= dict.fromkeys(self._with_stop_string(still_open), "stop_string")
+            ended |= dict.fromkeys(self._with_stop_string(still_open, chosen), "stop_string")
             if last:
                 limits = self._limit.tolist()
                 full = [slot for slot in still_open if slot not in ended and limits[slot] == self.position]
@@ -150,21 +152,12 @@ class Decoding:
         self.keys = [self.keys[slot] for slot in stay.tolist()]
         return stay
 
-    def _with_stop_string(self, slots: Sequence[int]) -> list[int]:
-        """Those of the slots whose text has a stop string.
-
-        Their last tokens are looked at first: a character takes at most four of them, one a byte.
-        """
-        if not self.sampling.stop or not slots:
-            return []
-        near = 4 * max(map(len, self.sampling.stop)) + 4
-        recent = self._ids[slots, max(0, self.position - near) : self.position].tolist()
-        found = [slot for slot, ids in zip(slots, recent, strict=True) if self._stops(ids)]
-        return [slot for slot in found if self._stops(self._ids[slot, : self.position].tolist())]
-
-    def _stops(self, ids: list[int]) -> bool:
-        text = self.tokenizer.decode(ids)
-        return any(stop in text for stop in self.sampling.stop)
+    def _with_stop_string(self, slots: Sequence[int], chosen: Tensor) -> list[int]:
+        """Those of the slots whose text has a stop string, with the token that was chosen."""
+        newest = chosen.tolist() if self.sampling.stop else []
+        near = [slot for slot in slots if self._stop.may_end_with(newest[slot])] if newest else []
+        texts = self._ids[near, : self.position].tolist() if near else []
+        return [slot for slot, ids in zip(near, texts, strict=True) if self._stop.ended(ids)]
 
     def _end_table(self, vocab_size: int) -> Tensor:
         """[vocabulary] bool: the ids that end a response."""

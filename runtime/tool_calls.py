@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from flowrl.backend import Metrics, Sum, Tokenizer
@@ -43,6 +44,7 @@ class ToolCalls:
         self._own = [name for name in TOOL_COLUMNS if name in names]
         self._prompts = Rows(keys, {name: column for name, column in columns.items() if name in names})
         self._messages: Sequence[Any] = columns.get(MESSAGES) or [None] * len(keys)
+        self._ids = cache(self.tokenizer.encode_text)  # samples of one prompt often ask the same
         self._called = replace(node, spec=tool.call, per="row", bindings=(), outputs=("answer",))
 
     def ask(self, conversations: Sequence[Conversation]) -> dict[Key, str | None]:
@@ -71,7 +73,7 @@ class ToolCalls:
     def encode(self, conversation: Conversation, answer: str) -> tuple[list[int], Message] | None:
         """Ids that follow the record, with the message that they are; None for a conversation that is given up."""
         try:
-            ids = self.tokenizer.encode_text(answer)
+            ids = self._ids(answer)
         except Exception as error:  # each tokenizer raises its own
             self._fail(conversation, self._unencodable(conversation, answer, error))
             return None

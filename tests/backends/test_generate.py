@@ -18,6 +18,7 @@ from flowrl.backend import Prompt, Response, Sampling
 from flowrl.backends import generate as generate_module
 from flowrl.backends.generate import generate
 from flowrl.backends.sampling import choose, row_seeds, uniforms
+from flowrl.backends.stop_strings import StopStrings
 from flowrl.errors import LengthError, NodeError
 from flowrl.rows import Key, Rows
 from flowrl.seeds import mix, row_seed
@@ -339,6 +340,43 @@ def test_a_begun_sample_is_longer_than_the_model_only_if_its_own_limit_is(make_b
     longer = [Prompt(key=Key(0, 0, 1), ids=[1] * 60, max_new_tokens=5)]
     with pytest.raises(LengthError, match=r"(?s)step 1 prompt 0 sample 1 .*60 \+ 5 tokens"):
         list(chain.from_iterable(backend.generate(longer, Sampling(max_new_tokens=30), 0)))
+
+
+@pytest.mark.parametrize("strings", [("é",), ("aé", "z€"), ("e ",), (" b",), ("",), ("ab", "€€")])
+@pytest.mark.parametrize("strip", [False, True])
+def test_a_stop_string_is_found_where_a_search_of_all_text_finds_it(strings: tuple[str, ...], strip: bool) -> None:
+    class Bytes:
+        """One id a byte; with `strip` a text loses the blanks at its start, as some tokenizers have it."""
+
+        def decode(self, ids: Any) -> str:
+            text = bytes(id for id in ids if id < 256).decode(errors="replace")
+            return text.lstrip(" ") if strip else text
+
+    rng = np.random.default_rng(len(strings[0]))
+    pieces = [b"a", b"b", b"e", b"z", b" ", "é".encode(), "€".encode()]
+    found = 0
+    for _ in range(200):
+        text = b"".join(pieces[i] for i in rng.integers(0, len(pieces), 12))
+        ids = [id for byte in text for id in ([byte] if rng.random() < 0.9 else [300, byte])]  # 300 is a special token
+        stops = StopStrings(Bytes(), strings)  # type: ignore[arg-type]
+        ended = [n for n in range(1, len(ids) + 1) if stops.may_end_with(ids[n - 1]) and stops.ended(ids[:n])]
+        wanted = [n for n in range(1, len(ids) + 1) if any(s in Bytes().decode(ids[:n]) for s in strings)]
+        assert ended[:1] == wanted[:1]
+        found += bool(wanted)
+    assert found > 20
+
+
+def test_a_token_that_can_end_no_stop_string_is_looked_at_once() -> None:
+    asked = []
+
+    class Letters:
+        def decode(self, ids: Any) -> str:
+            asked.append(list(ids))
+            return "".join(chr(97 + id) for id in ids)
+
+    stops = StopStrings(Letters(), ("dc",))  # type: ignore[arg-type]
+    assert [stops.may_end_with(id) for id in (0, 2, 3, 0, 0, 2)] == [False, True, False, False, False, True]
+    assert asked == [[0], [2], [3]]
 
 
 def test_nothing_to_answer_gives_nothing(make_backend: MakeBackend) -> None:
