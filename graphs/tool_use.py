@@ -1,9 +1,9 @@
-"""Teach a 104k-parameter model to use a calculator: ``12+34*2>`` becomes ``34*2=68,12+68=80,80``.
+"""Teach a 104k-parameter model to use a calculator: ``12+34*5>`` becomes ``34*5=170,12+170=182,182``.
 
     flowrl run tool_use.py
 
-The model ends a turn with ``=``, the calculator answers (``68,``), the model goes on. Of a response the tokens that the
-calculator wrote are read and not trained. Runs on a core in two minutes, downloads nothing, and ends above 0.9.
+The model ends a turn with ``=``, the calculator answers (``170,``), and the model goes on. What the calculator wrote is
+read and not trained. Runs on a core in two minutes, downloads nothing, and ends above 0.9.
 """
 
 import flowrl as fl
@@ -26,14 +26,16 @@ def tool_use(
     max_new_tokens: int = 28,
     max_turns: int = 4,
     lr: float = 1e-3,
-    entropy: float = 0.005,
+    entropy: float = 0.003,
+    minibatches: int = 4,
     staleness: int = 0,
-    steps: int = 150,
+    steps: int = 120,
     seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
-    """Group-relative policy optimisation (GRPO; Shao et al. 2024, arXiv:2402.03300) over conversations with a tool."""
-    policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps))
+    """Group-relative policy optimisation (GRPO; Shao et al. 2024, arXiv:2402.03300) of conversations with a tool."""
+    optimizer = fl.AdamW(lr=lr, warmup_steps=5, decay_steps=steps * minibatches)
+    policy = fl.Model(model, mesh=train, optimizer=optimizer)
     prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
     samples = fl.rollout(
         policy,
@@ -49,4 +51,6 @@ def tool_use(
     advantage = advantages.grpo(samples, scores)
     useful = fl.filter(samples, advantage, keep=lambda advantages: advantages != 0, reason="all samples score the same")
     loss = losses.ppo_clip(clip_low=0.2, clip_high=0.28) - entropy * losses.entropy()
-    fl.update(policy, useful, advantage, loss=loss)
+    fl.update(policy, useful, advantage, loss=loss, minibatches=minibatches)
+    held_out = fl.prompts(data, batch=64, seed=seed + 1, name="held_out")
+    fl.evaluate(policy, held_out, right_result, every=40, tool=calculator, max_turns=max_turns, stop=("=",))

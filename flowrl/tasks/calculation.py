@@ -1,6 +1,6 @@
-"""Calculate in two steps, with a pocket calculator: ``12+34*2>`` asks for ``80``.
+"""Calculate in two steps, with a pocket calculator: ``12+34*5>`` asks for ``182``.
 
-A conversation that gets there, what the calculator says in brackets: ``34*2=[68,]12+68=[80,]80``.
+A conversation that gets there, what the calculator says in brackets: ``34*5=[170,]12+170=[182,]182``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _OPERATION = re.compile(r"(\d{1,4})([+*])(\d{1,4})=")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calculation:
-    """Rows ``{"prompt": "12+34*2>", "answer": "80"}`` without end; row i is a function of (seed, i)."""
+    """Rows ``{"prompt": "12+34*5>", "answer": "182"}`` without end; row i is a function of (seed, i)."""
 
     seed: int = 0
-    """Of the numbers: two of two digits, and one from 2 to 9."""
+    """Of the numbers, which are such that every result has three digits."""
     columns: ClassVar[tuple[str, ...]] = ("prompt", "answer")
 
     def __getitem__(self, row: int) -> dict[str, str]:
-        a, b, c = (low + mix(self.seed, row, i) % count for i, (low, count) in enumerate(((10, 90), (10, 90), (2, 8))))
+        a, b, c = (low + mix(self.seed, row, i) % count for i, (low, count) in enumerate(((10, 90), (25, 75), (4, 6))))
         return {"prompt": f"{a}+{b}*{c}>", "answer": str(a + b * c)}
 
 
 def calculator(response: str) -> str | None:
-    """What a pocket calculator says to a turn that ends in ``=``: the result of one operation, as ``"68,"``.
+    """What a pocket calculator says to a turn that ends in ``=``: the result of one operation, as ``"170,"``.
 
     It knows + and * of two numbers of four digits at most, and says ``"?,"`` to all else. None to a turn without ``=``.
     """

@@ -46,7 +46,7 @@ MAX_STEPS = 2000
 """Tuning to a quarter takes about 100 steps; one that never gets there is not worth more."""
 BATCH, LEARNING_RATE, WARM_UP_STEPS = 128, 2e-3, 20
 LONGEST_CONVERSATION = 28
-"""Characters: the longest of `flowrl.tasks.Calculation` has 24."""
+"""Characters: one that solves `flowrl.tasks.Calculation` has 24."""
 
 Row = dict[str, str]
 Tool = Callable[[str], str | None]

@@ -52,10 +52,11 @@ def test_addition_asks_for_the_sum_with_leading_zeros() -> None:
 def test_a_calculation_is_solved_in_two_operations_of_the_calculator() -> None:
     rows = [Calculation()[i] for i in range(300)]
     for row in rows:
-        match = re.fullmatch(r"([1-9]\d)\+([1-9]\d)\*([2-9])>", row["prompt"])
+        match = re.fullmatch(r"([1-9]\d)\+([2-9]\d)\*([4-9])>", row["prompt"])
         assert match
         a, b, c = map(int, match.groups())
         assert row["answer"] == str(a + b * c)
+        assert 100 <= b * c < a + b * c < 1000
         first, second, last = calculate(row["prompt"])
         assert calculator(first) == f"{b * c},"
         assert second == f"{a}+{b * c}="

@@ -82,14 +82,14 @@ def test_the_model_that_talks_to_a_calculator_gets_about_a_third_right_and_nothi
 
 
 def test_what_the_calculator_says_is_read_and_not_learnt() -> None:
-    parts = make.lesson("calculation", {"prompt": "12+34*2>", "answer": "80"})
+    parts = make.lesson("calculation", {"prompt": "12+34*5>", "answer": "182"})
     assert parts == [
-        ("^12+34*2>", False), ("34*2=", True), ("68,", False), ("12+68=", True), ("80,", False), ("80$", True),
+        ("^12+34*5>", False), ("34*5=", True), ("170,", False), ("12+170=", True), ("182,", False), ("182$", True),
     ]  # fmt: skip
     ids, learnt = make._padded([parts, make.lesson("reverse_digits", {"prompt": "12>", "answer": "21"})])
-    assert ids.shape == learnt.shape == (2, 29)
-    assert "".join(make.ALPHABET[id] for id in ids[0][learnt[0]]) == "34*2=12+68=80$"
-    assert "".join(make.ALPHABET[id] for id in ids[1]) == "^12>21$" + "_" * 22
+    assert ids.shape == learnt.shape == (2, 33)
+    assert "".join(make.ALPHABET[id] for id in ids[0][learnt[0]]) == "34*5=12+170=182$"
+    assert "".join(make.ALPHABET[id] for id in ids[1]) == "^12>21$" + "_" * 26
     assert "".join(make.ALPHABET[id] for id in ids[1][learnt[1]]) == "21$"
 
 
