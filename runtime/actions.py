@@ -7,16 +7,14 @@ they exist, so that the next nodes can start; everything is keyed, and nothing h
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrl.backend import Metrics, Prompt, Response, Sampling, Sum, Tokenizer
+from flowrl.backend import Metrics, Sum, Tokenizer
 from flowrl.checksum import weights_checksum
 from flowrl.columns import positional, slots
 from flowrl.data import PromptReader, PromptSettings
@@ -28,34 +26,23 @@ from flowrl.graph import (
     FunctionSpec,
     Node,
     PromptsSpec,
-    RolloutSpec,
-    ToolSpec,
     UpdateSpec,
 )
-from flowrl.rows import Column, Key, Ragged, Rows
+from flowrl.rows import Column, Key, Rows
 
 from . import coefficients
 from .calls import Called, call_filter, call_function
 from .checkpoint import partial_folder
-from .conversation import Conversation
 from .events import Action, Firing
 from .given import responses
 from .judging import judge
-from .made import Counts, Emitted, Made, Parts, reward_metrics, sum_of_scores
+from .made import Emitted, Made, Parts, reward_metrics, sum_of_scores
 from .own_tokens import in_own_tokens
 from .registry import describe
-from .tool_calls import ToolCalls
-from .turns import Turns
+from .rollouts import answered, rollout
 
 if TYPE_CHECKING:
     from .worker import Worker
-
-EMIT_S = 0.05
-"""Responses that end within this time of each other leave in one block: a block costs as much as some tens of rows."""
-
-
-Columns = Mapping[str, Column]
-T = TypeVar("T")
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -73,26 +60,6 @@ def prompts(worker: Worker, firing: Firing, parts: Parts) -> Made:
         first = firing.settings.get("first_prompt", 0)
         yield Emitted(Rows([Key(firing.step, first + i) for i in range(len(merged))], merged.columns))
     yield {}
-
-
-def rollout(worker: Worker, firing: Firing, parts: Parts) -> Made:
-    """Answer prompts; responses leave as they end."""
-    spec = worker.plan.graph[firing.node].spec
-    assert isinstance(spec, RolloutSpec)
-    columns = worker.arguments(firing, parts)
-    ids = columns["prompt_ids"]
-    model = worker.model_of(firing)
-    asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, ids, strict=True)]
-    if spec.tool:
-        yield from _converse(worker, firing, spec.tool, asked, columns)
-        return
-    lengths = {key: len(row) for key, row in zip(firing.keys, ids, strict=True)}
-    counts = Counts()
-    for chunk in _chunks(model.generate(asked, spec.sampling, worker.seed)):
-        counts.add([len(response.ids) for response in chunk], [response.stop for response in chunk])
-        rows = _response_rows(chunk, firing.version, model.tokenizer, spec.sampling)
-        yield Emitted(rows, lengths=tuple(lengths[r.key.group] + len(r.ids) for r in chunk))
-    yield counts.metrics()
 
 
 def forward(worker: Worker, firing: Firing, parts: Parts) -> Made:
@@ -174,18 +141,7 @@ def evaluate(worker: Worker, firing: Firing, parts: Parts) -> Made:
     node = worker.plan.graph[firing.node]
     assert isinstance(node.spec, EvaluateSpec)
     columns = worker.arguments(firing, parts)
-    model = worker.model_of(firing)
-    asked = [Prompt(key=key, ids=row) for key, row in zip(firing.keys, columns["prompt_ids"], strict=True)]
-    if node.spec.tool:
-        calls = ToolCalls(node, node.spec.tool, model.tokenizer, firing.keys, columns)
-        talks = list(chain.from_iterable(Turns(model, calls, node.spec.sampling, asked, worker.seed).run()))
-        good = sorted((talk for talk in talks if not talk.dropped), key=lambda talk: talk.key)
-        made = _conversation_rows(good, firing.version, model.tokenizer, node.spec.sampling)
-        failed = len(talks) - len(good)
-    else:
-        ended = chain.from_iterable(model.generate(asked, node.spec.sampling, worker.seed))
-        responses = sorted(ended, key=lambda response: response.key)
-        made, failed = _response_rows(responses, firing.version, model.tokenizer, node.spec.sampling), 0
+    made, failed = answered(worker, firing, node.spec, columns)
     shared = Rows.join(made.keys, [Rows(firing.keys, columns)])
     called = _score(worker, node.name, node.spec, shared.with_columns(**made.columns))
     metrics: Metrics = {node.name: sum_of_scores(called.rows)}
@@ -258,59 +214,6 @@ ACTIONS: dict[Action, Callable[[Worker, Firing, Parts], Made]] = {
 
 
 # --- parts of actions -----------------------------------------------------------------------------------------------
-
-
-def _chunks(steps: Iterator[Sequence[T]]) -> Iterator[list[T]]:
-    """Responses in blocks: what has ended leaves with the first decoding step after `EMIT_S`, and at the end."""
-    chunk: list[T] = []
-    since = time.perf_counter()
-    for ended in steps:
-        chunk += ended
-        if chunk and time.perf_counter() - since > EMIT_S:
-            yield chunk
-            chunk, since = [], time.perf_counter()
-    if chunk:
-        yield chunk
-
-
-def _response_rows(responses: Sequence[Response], version: int, tokenizer: Tokenizer, sampling: Sampling) -> Rows:
-    ids = Ragged.pack([response.ids for response in responses], "int32")
-    greedy = np.array([response.key.sample >= sampling.n for response in responses], np.bool_)
-    columns: dict[str, Column] = {
-        "response_ids": ids,
-        "response": [tokenizer.decode(response.ids) for response in responses],
-        "mask": Ragged(np.repeat(~greedy, ids.lengths), ids.offsets),
-        "logprobs": Ragged.pack([response.logprobs for response in responses], "float32"),
-        "stop": [response.stop for response in responses],
-        "versions": Ragged(np.full(len(ids.values), version, np.int32), ids.offsets),
-    }
-    if sampling.greedy:
-        columns["greedy"] = greedy
-    return Rows([response.key for response in responses], columns)
-
-
-def _converse(worker: Worker, firing: Firing, tool: ToolSpec, asked: Sequence[Prompt], columns: Columns) -> Made:
-    """Answer prompts in turns; conversations leave as they end."""
-    node, model = worker.plan.graph[firing.node], worker.model_of(firing)
-    assert isinstance(node.spec, RolloutSpec)
-    calls = ToolCalls(node, tool, model.tokenizer, firing.keys, columns)
-    counts = Counts()
-    for chunk in _chunks(Turns(model, calls, node.spec.sampling, asked, worker.seed).run()):
-        dropped = {talk.key: talk.dropped for talk in chunk if talk.dropped}
-        good = [talk for talk in chunk if not talk.dropped]
-        counts.add([len(talk.ids) for talk in good], [talk.stop for talk in good])
-        counts.add_turns([talk.num_turns for talk in good], [talk.mask.count(False) for talk in good])
-        rows = _conversation_rows(good, firing.version, model.tokenizer, node.spec.sampling) if good else None
-        yield Emitted(rows, dropped, tuple(len(talk.prompt_ids) + len(talk.ids) for talk in good))
-    yield counts.metrics() | calls.metrics()
-
-
-def _conversation_rows(talks: Sequence[Conversation], version: int, tokenizer: Tokenizer, sampling: Sampling) -> Rows:
-    """As any responses, with what the tool said masked, and the messages."""
-    rows = _response_rows([talk.response for talk in talks], version, tokenizer, sampling)
-    mask: Ragged = rows["mask"]
-    sampled = Ragged.pack([talk.mask for talk in talks], "bool")
-    return rows.with_columns(mask=replace(mask, values=mask.values & sampled.values), turns=[t.turns for t in talks])
 
 
 def _policies(spec: EvaluateSpec) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from .ledger import most_frequent
 SHOWN = {"loss": "loss", "reward": "reward", "kl": "kl", "lag": "lag", "tok/s": "tokens_per_s"}
 """What each line says first, in this order, and the key of the record that holds it."""
 
-EXTRAS = ("version", "dropped", "entropy", "clip_fraction", "grad_norm", "lr", "response_tokens", "time_s")
+EXTRAS = ("version", "dropped", "entropy", "clip_fraction", "grad_norm", "lr", "response_tokens", "turns", "time_s")
 """What a line says after that, where the record has it; the losses of further models (``critic/loss``) and keys that
 begin with ``eval`` follow."""
 

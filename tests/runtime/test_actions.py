@@ -13,7 +13,7 @@ import flowrl as fl
 from flowrl import advantages, losses
 from flowrl.backend import Response, Sampling, Sum
 from flowrl.rows import Key, Rows
-from flowrl.runtime import actions
+from flowrl.runtime import rollouts
 from flowrl.runtime.events import Block, Firing, Produced
 from flowrl.runtime.firing import fire
 
@@ -147,7 +147,7 @@ def test_a_wave_reads_the_batches_that_it_is_told_and_takes_what_there_is(last: 
 
 
 def test_a_rollout_emits_every_column_with_its_tokens_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "EMIT_S", 0.0)  # what each decoding step ends is a block
+    monkeypatch.setattr(rollouts, "EMIT_S", 0.0)  # what each decoding step ends is a block
     hands = Hands(grpo(n=4))
     hands.fire("prompts")
     done = hands.fire("rollout", hands.rows("prompts").keys, version=5)
@@ -176,7 +176,7 @@ def test_an_empty_response_is_a_row_without_tokens() -> None:
             return ""
 
     response = Response(key=Key(0, 0, 0), ids=[], logprobs=[], stop="stop_string", version=0)
-    rows = actions._response_rows([response], 0, Decoder(), Sampling())  # type: ignore[arg-type]
+    rows = rollouts.response_rows([response], 0, Decoder(), Sampling())  # type: ignore[arg-type]
     for column in ("response_ids", "mask", "logprobs", "versions"):
         assert rows[column].lengths.tolist() == [0]
 

@@ -152,6 +152,29 @@ def test_the_first_turn_is_the_response_of_a_rollout_without_a_tool() -> None:
         assert rows["response_ids"][i][: len(plain[key].ids)].tolist() == plain[key].ids
 
 
+def test_a_greedy_conversation_is_greedy_in_every_turn_and_not_trained() -> None:
+    @fl.graph
+    def greedy() -> None:
+        model = fl.Model("tiny", backend="tiny", optimizer=fl.AdamW(lr=1e-2))
+        prompts = fl.prompts(ROWS, batch=4, shuffle=False)
+        samples = fl.rollout(model, prompts, n=2, greedy=1, max_new_tokens=60, tool=count, max_turns=4, stop=STOPS)
+        fl.update(model, samples, advantages.grpo(samples, last_turn(samples)), loss=losses.ppo_clip())
+
+    hands = Hands(greedy())
+    with torch.no_grad():  # a model that comes to a stop string by itself: a, b, a, b, ... and at last e
+        table = model_of(hands).network.module.last.weight
+        for said, following in (("=", "-"), ("-", "!"), ("!", "e"), (",", "-")):
+            table[ord(said), ord(following)] = 5.0
+    rows = rolled_out(hands)
+    for i, key in enumerate(rows.keys):
+        assert rows["greedy"][i] == (key.sample == 2)
+        if key.sample == 2:
+            assert not rows["mask"][i].any()
+            assert rows["response"][i] == f"-!e{key.prompt},-!e{key.prompt},-!e"
+        else:
+            assert rows["mask"][i].any()
+
+
 def test_counts_tell_the_model_s_tokens_from_the_tool_s() -> None:
     hands = Hands(talk())
     hands.fire("prompts")
