@@ -238,6 +238,12 @@ class TorchBackend:
             keys = batch.rows.keys
             error.found = re.sub(r"at row (\d+)", lambda found: f"at {keys[int(found[1])]}", str(error.found))
             raise
+        if not numerator.requires_grad:
+            raise NodeError(
+                "the loss has no gradient: it does not depend on the model that is trained",
+                found=f"{loss} of {', '.join(loss.reads)}",
+                wanted=f"a loss that reads one of {', '.join(TRAINED)}, and does not detach it",
+            )
         numerator.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             sums = drift(batch, {name: value.detach() for name, value in found.items()}, dtype)

@@ -5,10 +5,11 @@ Each raises at the line of the call, while the graph is traced. What takes the w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .errors import GraphError, Location, WrongType, did_you_mean
-from .loss import Loss
+from .loss import TRAINED, Loss
 from .mesh import Mesh
 from .model import Model
 from .stream import Stream
@@ -79,6 +80,15 @@ def expect_loss(loss: object, node: str, at: Location) -> None:
         raise WrongType(
             f"node '{node}' has no loss", at=at, node=node, found=repr(loss), wanted="a flowrl Loss", fix=fix
         )
+    if not set(TRAINED).intersection(loss.reads):
+        raise WrongType(
+            f"node '{node}' has a loss without a gradient: it reads nothing of the model that is trained",
+            at=at,
+            node=node,
+            found=f"{loss} reads {', '.join(loss.reads)}",
+            wanted=f"one of {', '.join(TRAINED)} among the parameters of a loss function",
+            fix="name 'logprobs' as a parameter; 'old_logprobs' and 'ref_logprobs' have no gradient",
+        )
     for coefficient in loss.adaptive:
         if coefficient.column not in loss.reads:
             raise WrongType(
@@ -131,7 +141,8 @@ def expect_sampling(
     """Refuse numbers that nothing can be sampled with."""
     expect_counts(node, at, n=n, max_new_tokens=max_new_tokens)
     expect_counts(node, at, least=0, top_k=top_k)
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    if not number or not 0 <= temperature < math.inf:
         raise wrong(node, at, "temperature is no temperature", temperature, "a float >= 0", "1.0 samples, 0 is greedy")
     if isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1:
         raise wrong(node, at, "top_p is no share", top_p, "0 < top_p <= 1", "top_p=1.0 keeps every token")

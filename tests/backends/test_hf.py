@@ -222,6 +222,19 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(make_backend: MakeBack
         backend.backward(rows, POLICY, 1.0, None)
 
 
+def test_a_loss_that_detaches_what_it_reads_is_refused(make_backend: MakeBackend, sampled: Sampled) -> None:
+    backend = make_backend()
+
+    @loss
+    def detached(logprobs: Tensor, advantages: Tensor) -> Tensor:
+        return -logprobs.detach() * advantages
+
+    with pytest.raises(
+        NodeError, match=r"(?s)the loss has no gradient: it does not.*detached\(\), token-mean of logpr"
+    ):
+        backend.backward(sampled(backend, TEXTS), detached(), 1.0, None)
+
+
 def test_rows_without_a_trained_token_change_nothing(make_backend: MakeBackend, sampled: Sampled) -> None:
     backend = make_backend()
     rows = sampled(backend, TEXTS)

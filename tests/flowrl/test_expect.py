@@ -30,6 +30,7 @@ def sampled(**settings: Any) -> None:
         ("seed", "3", "node 'prompts': seed is no number\n  found:  '3'\n  wanted: an integer"),
         ("n", True, "node 'rollout': n is no count\n  found:  True"),
         ("max_new_tokens", None, "node 'rollout': max_new_tokens is no count\n  found:  None"),
+        ("temperature", float("inf"), "node 'rollout': temperature is no temperature\n  found:  inf"),
         ("top_k", -1, "node 'rollout': top_k is no count\n  found:  -1\n  wanted: an integer >= 0"),
         ("top_p", 0, "node 'rollout': top_p is no share"),
         ("min_p", 1.5, "node 'rollout': min_p is no share\n  found:  1.5\n  wanted: 0 <= min_p <= 1"),
