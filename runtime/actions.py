@@ -237,7 +237,13 @@ def _read(worker: Worker, firing: Firing) -> list[Rows]:
     found = [reader.read(number) for number in batches]
     rows = [batch for batch in found if batch is not None]
     begins = not firing.settings.get("first_prompt")  # a later wave takes what there is
-    return [] if begins and spec.last == "drop" and len(rows) < count else rows
+    if begins and spec.last == "drop" and 0 < len(rows) < count:
+        left, size = sum(map(len, rows)), count * spec.batch
+        verb = "rows at the end fill" if left > 1 else "row at the end fills"
+        end = f"{left} {verb} no step of {size}, and {'are' if left > 1 else 'is'} dropped"
+        print(f"node '{firing.node}': {end}", file=sys.stderr, flush=True)
+        return []
+    return rows
 
 
 def _reader(worker: Worker, node: str) -> PromptReader:

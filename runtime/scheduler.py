@@ -44,6 +44,7 @@ from .events import (
     Joined,
     Produced,
     Tick,
+    Warn,
 )
 from .intake import Intake
 from .ledger import Ledger, Totals
@@ -278,8 +279,10 @@ class Scheduler:
                 self._closing.expect(more)
                 if progress.known:
                     self._waves.after_read(step, firing.node, bool(more))
-                else:  # the source is used up
-                    self._course.end = min(self._course.end, step.number)
+                elif step.number < self._course.end:  # the source is used up
+                    self._course.end = step.number
+                    ends = f"the data of node '{firing.node}' ends after step {step.number} of {self.options.num_steps}"
+                    self._orders.commands.append(Warn(ends))
             case "rollout" | "function" | "filter" | "judge":
                 if self.plan.graph[firing.node].kind == "metric":
                     step.deliver(firing.node, set(firing.keys))

@@ -13,6 +13,10 @@ from flowrl.location import caller
 from flowrl.stream import Samples, Stream
 from flowrl.trace import tracer
 
+MAX_WAVES = 1000
+"""Of a step. The bounds of all queues grow with it, and with them the memory that a step may take and the time of their
+proof."""
+
 
 def filter(
     samples: Samples,
@@ -38,7 +42,7 @@ def filter(
         *streams: more columns for `keep`.
         keep: a function of columns by parameter name; with ``per="group"`` it sees tensors of the whole group.
         reason: what is written beside a dropped row; the node's name when left out.
-        refill: most waves of a step, the first included; needs ``per="group"``, and that whatever trains on these
+        refill: most waves of a step, the first included, 1000 at most: every queue has room for them all. Needs ``per="group"``, and that whatever trains on these
             samples is behind the filter. None replaces nothing.
     """
     at = caller()
@@ -49,6 +53,9 @@ def filter(
         fix = "per='row' drops samples, per='group' drops prompts with all their samples"
         raise wrong(name or "filter", at, "per= has an unknown value", per, "'row' or 'group'", fix)
     expect_counts_or_none(name or "filter", at, refill=refill)
+    if refill is not None and refill > MAX_WAVES:
+        fix = "refill=20, for one; a filter that passes too little for that wants more samples a prompt, or another keep="
+        raise wrong(name or "filter", at, "refill= asks for too many waves", refill, f"at most {MAX_WAVES}", fix)
     if refill is not None and per != "group":
         fix = "per='group', with a keep= that decides on all samples of a prompt at once"
         raise unfit(name or "filter", at, "refill= replaces whole groups", f"per={per!r}", "per='group'", fix)

@@ -97,7 +97,9 @@ def test_a_finite_source_ends(last: str) -> None:
         ("wrap", [[0, 1], [2, 0], None]),
     ],
 )
-def test_the_last_rows_are_left_out_make_a_short_step_or_are_filled_up(last: str, answers: list[Any]) -> None:
+def test_the_last_rows_are_left_out_with_a_word_make_a_short_step_or_are_filled_up(
+    last: str, answers: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     @fl.graph
     def three() -> None:
         model = policy()
@@ -106,6 +108,8 @@ def test_the_last_rows_are_left_out_make_a_short_step_or_are_filled_up(last: str
         fl.update(model, samples, advantages.grpo(samples, digest(samples)), loss=PPO, batch=2)
 
     assert read_all(three(), len(answers)) == answers
+    said = "node 'prompts': 1 row at the end fills no step of 2, and is dropped\n"
+    assert capsys.readouterr().err.count(said) == (last == "drop")
 
 
 def read_all(graph: Any, steps: int) -> list[Any]:

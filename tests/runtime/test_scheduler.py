@@ -235,6 +235,8 @@ def test_a_source_that_ends_early_ends_the_run_well(shape, seed, data):
     assert world.halt == Halt("done")
     assert [done.step for done in world.steps] == list(range(data))
     assert world.scheduler.last_step == data
+    ends = [text for text in world.warnings if "the data of node" in text]
+    assert ends[-1].endswith(f"ends after step {data} of 6")
     if shape.trains or shape.critic:
         assert world.saved == [data], "the last version is saved, whichever it is"
 

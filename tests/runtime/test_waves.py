@@ -293,7 +293,8 @@ def test_data_that_ends_within_a_step_closes_it():
     assert world.read["prompts"][0] == [[0], [1], []]
     assert [done.step for done in world.steps] == [0]
     assert world.warnings == [
-        "step 1: filter 'filter' lets pass 3 of 8 groups in 2 waves, fewer than 4 (the data has ended)"
+        "step 1: filter 'filter' lets pass 3 of 8 groups in 2 waves, fewer than 4 (the data has ended)",
+        "the data of node 'prompts' ends after step 1 of 3",
     ]
 
 
