@@ -55,9 +55,10 @@ def expect_measured(worker: Worker, node: str, metrics: Metrics) -> None:
     Raises:
         BackendError: it has trained on rows, and says nothing of it.
     """
-    followed = any(setting.update == node for setting in worker.plan.adaptive)
+    if not any(setting.update == node for setting in worker.plan.adaptive):
+        return
     rows = metrics["rows"]
-    if followed and isinstance(rows, Sum) and rows.total and "kl" not in metrics:
+    if isinstance(rows, Sum) and rows.total and "kl" not in metrics:
         model = worker.plan.model_of[node]
         raise BackendError(
             f"the backend of model '{model}' measures no KL, which a coefficient follows",

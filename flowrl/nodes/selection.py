@@ -42,8 +42,8 @@ def filter(
         *streams: more columns for `keep`.
         keep: a function of columns by parameter name; with ``per="group"`` it sees tensors of the whole group.
         reason: what is written beside a dropped row; the node's name when left out.
-        refill: most waves of a step, the first included, 1000 at most: every queue has room for them all. Needs ``per="group"``, and that whatever trains on these
-            samples is behind the filter. None replaces nothing.
+        refill: most waves of a step, the first included; 1000 at most, since every queue has room for them all. Needs
+            ``per="group"``, and that whatever trains on these samples is behind the filter. None replaces nothing.
     """
     at = caller()
     expect(samples, Samples, node=name or "filter", parameter="samples", at=at)
@@ -54,7 +54,7 @@ def filter(
         raise wrong(name or "filter", at, "per= has an unknown value", per, "'row' or 'group'", fix)
     expect_counts_or_none(name or "filter", at, refill=refill)
     if refill is not None and refill > MAX_WAVES:
-        fix = "refill=20, for one; a filter that passes too little for that wants more samples a prompt, or another keep="
+        fix = "refill=20, for one; where that fills no step, more samples a prompt or another keep="
         raise wrong(name or "filter", at, "refill= asks for too many waves", refill, f"at most {MAX_WAVES}", fix)
     if refill is not None and per != "group":
         fix = "per='group', with a keep= that decides on all samples of a prompt at once"
