@@ -287,6 +287,11 @@ def _prompt_column(source: Source, wanted: str) -> str:
     if wanted == "prompt":
         wanted = next((name for name in ("prompt", "messages", "prompt_ids") if name in source.columns), "prompt")
     _check_columns(source, [wanted])
+    if taken := [name for name in ("prompt_messages", "prompt_row") if name in source.columns]:
+        raise DataError(
+            f"{source.name} has a column {taken[0]!r}, which flowrl writes itself",
+            fix=f"rename or remove the source's own column {taken[0]!r}",
+        )
     if wanted not in _MADE and "prompt" in source.columns:
         raise DataError(
             f"{source.name}: the text of {wanted!r} becomes the column 'prompt', but the source has one already",

@@ -6,10 +6,7 @@ No warm start: the reward is dense (the share of right characters), and the entr
 """
 
 import flowrl as fl
-from flowrl import advantages, losses
-from flowrl.tasks import share_correct
-
-share_right = fl.reward(share_correct)
+from flowrl import advantages, losses, rewards
 
 
 @fl.graph
@@ -28,6 +25,6 @@ def from_scratch(
     policy = fl.Model(model, mesh=train, optimizer=fl.AdamW(lr=lr, warmup_steps=5))
     prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
     samples = fl.rollout(policy, prompts, n=samples_per_prompt, max_new_tokens=6, ignore_eos=True)
-    scores = share_right(samples)
+    scores = rewards.share_correct(samples)
     advantage = advantages.grpo(samples, scores)
     fl.update(policy, samples, advantage, loss=losses.ppo_clip() - entropy * losses.entropy())

@@ -7,10 +7,7 @@ and, while more than `limit` of its responses are unsafe, the multiplier rises u
 """
 
 import flowrl as fl
-from flowrl import advantages, losses
-from flowrl.tasks import share_correct
-
-helpful = fl.reward(share_correct)
+from flowrl import advantages, losses, rewards
 
 
 @fl.reward
@@ -44,12 +41,12 @@ def safe_rlhf(
     cost_critic = fl.Model(critic_model, head="value", name="cost_critic", mesh=train, optimizer=learn)
     prompts = fl.prompts(data, batch=prompts_per_step, seed=seed)
     samples = fl.rollout(policy, prompts, n=samples_per_prompt, max_new_tokens=max_new_tokens, staleness=staleness)
-    scores, costs = helpful(samples), unsafe(samples)
+    scores, costs = rewards.share_correct(samples), unsafe(samples)
     reference = fl.logprobs(policy.frozen(), samples)
-    rewards = advantages.token_rewards(samples, scores, reference, kl_coef=kl)
+    earned = advantages.token_rewards(samples, scores, reference, kl_coef=kl)
     cost_rewards = advantages.token_rewards(samples, costs, name="cost_rewards")
     values, cost_values = fl.values(critic, samples), fl.values(cost_critic, samples, name="cost_values")
-    advantage = advantages.gae(samples, rewards, values)
+    advantage = advantages.gae(samples, earned, values)
     cost_advantage = advantages.gae(samples, cost_rewards, cost_values, name="cost_gae")
     multiplier = fl.Lagrange(limit=limit, lr=multiplier_lr)
     loss = losses.ppo_lagrangian(multiplier=multiplier) - entropy * losses.entropy()

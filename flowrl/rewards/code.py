@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial as with_settings
 from typing import Any
 
+from flowrl.errors import WrongType
 from flowrl.functions import reward
 from flowrl.sandbox import Result, check_sandbox, run_python
 
@@ -34,7 +35,15 @@ def extract_code(response: str) -> str | None:
     return None if blocks else response
 
 
-@reward(timeout=None, needs=check_sandbox)  # each program has limits of its own
+def _check_limits(**limits: Any) -> None:
+    known = {name: limits[name] for name in ("cpu_s", "memory_bytes") if name in limits}
+    for name, value in known.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            what = "a limit of the sandbox leaves no room for any program"
+            raise WrongType(what, found=f"{name}={value!r}", wanted=f"{name} > 0", fix="leave it out for the default")
+
+
+@reward(timeout=None, check=_check_limits, needs=check_sandbox)  # each program has limits of its own
 def runs_code(
     response: str,
     tests: Any,

@@ -542,3 +542,10 @@ def test_messages_templated_text_and_ids_give_the_same_ids_with_one_begin_token(
     assert step is not None
     assert [ids.tolist() for ids in step["prompt_ids"]] == [[BOS, 4, 5, 6, 45]] * 4
     assert step["prompt"] == ["123>", "^123>", "123>", "123>"]
+
+
+@pytest.mark.parametrize("column", ["prompt_messages", "prompt_row"])
+def test_a_column_that_the_reader_writes_is_not_overwritten(column: str) -> None:
+    rows = [{"prompt": "a", column: "kept"}]
+    with pytest.raises(DataError, match=f"has a column '{column}', which flowrl writes itself"):
+        read(rows, batch=1)

@@ -284,6 +284,18 @@ def test_settings_that_mean_nothing_are_refused_while_the_graph_is_traced(
         _graph(function, settings=[given])
 
 
+@pytest.mark.parametrize("limit", [{"cpu_s": 0}, {"memory_bytes": "1 GB"}])
+def test_limits_that_leave_no_room_are_refused_while_the_graph_is_traced(limit: dict[str, Any]) -> None:
+    @fl.graph
+    def graph() -> None:
+        policy = fl.Model("builtin:count_up", optimizer=fl.AdamW(lr=1e-3))
+        rows = [{"prompt": "1", "tests": "assert True"}] * 4
+        rewards.runs_code(fl.rollout(policy, fl.prompts(rows, batch=4)), **limit)
+
+    with pytest.raises(WrongType, match="a limit of the sandbox leaves no room"):
+        graph()
+
+
 def test_a_reward_of_tests_needs_data_with_tests() -> None:
     @fl.graph
     def graph() -> None:
