@@ -35,7 +35,7 @@ def extract_code(response: str) -> str | None:
     return None if blocks else response
 
 
-def _check_limits(**limits: Any) -> None:
+def _check_limits(bound: Sequence[str], **limits: Any) -> None:
     known = {name: limits[name] for name in ("cpu_s", "memory_bytes") if name in limits}
     for name, value in known.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
