@@ -240,8 +240,8 @@ def _read(worker: Worker, firing: Firing) -> list[Rows]:
     if begins and spec.last == "drop" and 0 < len(rows) < count:
         left, size = sum(map(len, rows)), count * spec.batch
         verb = "rows at the end fill" if left > 1 else "row at the end fills"
-        end = f"{left} {verb} no step of {size}, and {'are' if left > 1 else 'is'} dropped"
-        print(f"node '{firing.node}': {end}", file=sys.stderr, flush=True)
+        what = f"{left} {verb} no step of {size}, and {'are' if left > 1 else 'is'} dropped"
+        print(f"node '{firing.node}': {what}", file=sys.stderr, flush=True)
         return []
     return rows
 
