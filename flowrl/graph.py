@@ -199,6 +199,8 @@ class ToolSpec:
     """``tool=`` of a rollout or an evaluation: what answers the model's turns."""
 
     call: FunctionSpec
+    per: Literal["row", "batch"]
+    """What one call sees: a turn, or those of all responses that a round leaves open."""
     role: str | None
     """Of its answers in a chat; None appends them as text to whatever stands there."""
     max_answer_tokens: int | None

@@ -70,6 +70,7 @@ def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
 @overload
 def tool(
     *,
+    per: Literal["row", "batch"] = "row",
     timeout: float | None = 60.0,
     on_error: OnToolError = "fail",
     retries: int = 0,
@@ -83,6 +84,7 @@ def tool(
     function: Callable[..., Any] | None = None,
     /,
     *,
+    per: Literal["row", "batch"] = "row",
     timeout: float | None = 60.0,
     on_error: OnToolError = "fail",
     retries: int = 0,
@@ -99,6 +101,9 @@ def tool(
             by name ``response``, the text of the model's turn (special tokens within it kept, the one that ended it
             left out); ``turns``, the messages ``{"role", "content"}`` of the response so far, this turn's last; and
             columns of the prompts. Keyword-only parameters are settings: ``tool=calculator(digits=3)``.
+        per: ``"row"`` calls it for each turn as it ends. ``"batch"`` calls it once a round, for the turns of all
+            responses that are open, with lists and tensors; it returns an answer or None for each. That is for tools
+            that have to be waited for: one call may ask for all answers at once.
         timeout: seconds that one call may take; None for no limit.
         on_error: ``"fail"`` ends the run when a call raises, times out or gives no text; ``"drop"`` drops its row with
             the reason; ``"tell"`` answers the model with the error's text.
@@ -114,16 +119,17 @@ def tool(
     at = caller()
     call = call_options("tool", timeout, on_error, retries, max_failure_rate, policies=("fail", "drop", "tell"))
     call["needs"] = needs
+    expect_policy("tool", at, "per", per, ("row", "batch"))
     expect_counts_or_none("tool", at, max_answer_tokens=max_answer_tokens)
     expect_policy("tool", at, "on_too_long", on_too_long, ("right", "left", "drop", "error"))
     if role is not None and not (isinstance(role, str) and role):
         raise wrong("tool", at, "role names no role", role, "'tool', 'user', ..., or None", "role='tool'")
-    answer = {"role": role, "max_answer_tokens": max_answer_tokens, "on_too_long": on_too_long}
+    answer = {"per": per, "role": role, "max_answer_tokens": max_answer_tokens, "on_too_long": on_too_long}
 
     def wrap(f: Callable[..., Any]) -> Tool[Any, Any]:
         if not callable(f):
             raise WrongType("fl.tool decorates what is no function", at=at, found=repr(f), wanted="a function")
-        refuse_async(f, "a tool")
+        refuse_async(f, "a tool", "; per='batch' gets all turns of a round in one call")
         return Tool(f if hasattr(f, "__name__") else named_function(f), call, answer, {})
 
     return wrap if function is None else wrap(function)

@@ -64,8 +64,6 @@ def check_row(node: Node, result: Any, key: Key, length: int | None) -> Values:
     Args:
         length: response tokens of the row, if known.
     """
-    if isinstance(node.spec, FunctionSpec) and node.spec.role == "tool":
-        return [_answer(node, result, key)]
     if len(node.outputs) == 1:
         return [_value(node, node.outputs[0], result, key, length)]
     if not isinstance(result, tuple) or len(result) != len(node.outputs):
@@ -178,7 +176,8 @@ def _all_finite(values: NDArray[Any]) -> bool:
 
 def _value(node: Node, name: str, value: Any, key: Key, length: int | None) -> Any:
     if name not in NUMBERS:
-        return _plain(node, value, f"for {key}")
+        is_tool = isinstance(node.spec, FunctionSpec) and node.spec.role == "tool"
+        return _answer(node, value, key) if is_tool else _plain(node, value, f"for {key}")
     if type(value) is float and -LARGEST <= value <= LARGEST and name not in NEVER_A_ROWS:  # nearly every reward
         return value
     array = _table(value) if name in WIDE else _array(value)

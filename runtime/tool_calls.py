@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from flowrl.backend import Metrics, Sum, Tokenizer
-from flowrl.columns import positional
+from flowrl.columns import positional, slots
 from flowrl.errors import FlowrlError, ResultError, TemplateError
 from flowrl.graph import Node, ToolSpec
 from flowrl.rows import Column, Key, Rows
@@ -40,12 +40,13 @@ class ToolCalls:
         self.node, self.tool, self.tokenizer = node, tool, tokenizer
         self.calls = self.failures = self.cut = 0
         """Calls, those that failed, and answers that were cut."""
-        names = {parameter.name for parameter in positional(tool.call.function)}
-        self._own = [name for name in TOOL_COLUMNS if name in names]
-        self._prompts = Rows(keys, {name: column for name, column in columns.items() if name in names})
+        parameters = positional(tool.call.function)
+        self._own = [parameter.name for parameter in parameters if parameter.name in TOOL_COLUMNS]
+        bound = [slot for parameter in parameters for slot in slots(parameter, columns)]
+        self._prompts = Rows(keys, {name: columns[name] for name in bound})
         self._messages: Sequence[Any] = columns.get(MESSAGES) or [None] * len(keys)
         self._ids = cache(self.tokenizer.encode_text)  # samples of one prompt often ask the same
-        self._called = replace(node, spec=tool.call, per="row", bindings=(), outputs=("answer",))
+        self._called = replace(node, spec=tool.call, per=tool.per, bindings=(), outputs=("answer",))
 
     def ask(self, conversations: Sequence[Conversation]) -> dict[Key, str | None]:
         """What the tool says to each newest turn: None to one that calls no tool.

@@ -1,9 +1,9 @@
 """Multi-turn sampling: rounds of a model's turns and a tool's answers.
 
 A round decodes one turn of every conversation that is open, as one batch; each leaves as soon as its tool has nothing
-to say. The next turn's prompt is the ids of the prompt and of the response so far, never text that is encoded again. A
-turn's random numbers are a function of the run's seed, the sample's key and the number of the turn: no conversation
-depends on those that share its rounds.
+to say, or with the round where the tool answers all of its turns in one call. The next turn's prompt is the ids of the
+prompt and of the response so far, never text that is encoded again. A turn's random numbers are a function of the run's
+seed, the sample's key and the number of the turn: no conversation depends on those that share its rounds.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ class Turns:
     def run(self) -> Iterator[list[Conversation]]:
         """Yield, with each decoding step, the conversations that are over."""
         asked, turn = list(self.prompts), 0
+        together = self.tool.tool.per == "batch"
         while asked:
+            spoken: list[Conversation] = []
             for ended in self.model.generate(asked, self.sampling, turn_seed(self.seed, turn)):
-                yield self._answer([self._take(response) for response in ended])
+                spoken += map(self._take, ended)
+                if not together:
+                    yield self._answer(spoken)
+                    spoken = []
+            yield self._answer(sorted(spoken, key=lambda conversation: conversation.key))
             asked, turn = [self._record(self._open[key]) for key in sorted(self._open)], turn + 1
 
     def _take(self, response: Response) -> Conversation:

@@ -81,7 +81,9 @@ def converse(
     rollout = RolloutSpec(sampling=sampling, staleness=0, tool=spec)
     node = Node(name="rollout", spec=rollout, per="row", bindings=(), gates=(), outputs=(), at=at)
     prompts = [Prompt(key=Key(0, i), ids=model.tokenizer.encode_text(f"p{i}:")) for i in range(num_prompts)]
-    calls = ToolCalls(node, spec, model.tokenizer, [p.key for p in prompts], {"answer": list(range(num_prompts))})
+    numbers = list(range(num_prompts))
+    columns = {"answer": numbers, "extra[0]": numbers, "prompt_ids": [p.ids for p in prompts]}
+    calls = ToolCalls(node, spec, model.tokenizer, [p.key for p in prompts], columns)
     return list(chain.from_iterable(Turns(model, calls, sampling, prompts, 7).run())), calls
 
 
@@ -156,6 +158,17 @@ def test_a_tool_reads_columns_of_the_prompts_messages_and_settings() -> None:
     assert [len(talk.turns) for talk in talks] == [3, 3]
 
 
+def test_a_tool_may_have_defaults_and_a_starred_column() -> None:
+    seen = []
+
+    @fl.tool
+    def look(response: str, answer: int, absent: str = "none", *extra: int) -> None:
+        seen.append((response, answer, absent, extra))
+
+    converse(Scripted("1$"), look, num_prompts=2)
+    assert seen == [("1", 0, "none", (0,)), ("1", 1, "none", (1,))]
+
+
 def test_a_decorated_tool_still_runs_on_values() -> None:
     assert echo("1=") == "<1=>"
     assert echo(response="1") is None
@@ -166,6 +179,55 @@ def test_a_decorated_tool_still_runs_on_values() -> None:
 
     assert power("3") == "9"
     assert power(exponent=3)("3") == "27"
+
+
+def test_a_tool_may_answer_all_turns_of_a_round_in_one_call() -> None:
+    seen = []
+
+    @fl.tool(per="batch", timeout=5)
+    def together(response: list[str], turns: list[list[dict[str, str]]], answer: Any) -> list[str | None]:
+        seen.append((response, [len(each) for each in turns], answer.tolist()))
+        return [f"<{said}>" if number or len(each) == 1 else None
+                for said, each, number in zip(response, turns, answer.tolist(), strict=True)]  # fmt: skip
+
+    talks, calls = converse(Scripted("1=", "2=", "3$"), together, num_prompts=2, n=2, max_turns=3)
+    assert seen == [
+        (["1="] * 4, [1] * 4, [0, 0, 1, 1]),
+        (["2="] * 4, [3] * 4, [0, 0, 1, 1]),
+        (["3"] * 2, [5] * 2, [1, 1]),
+    ]
+    assert [text(talk) for talk in talks] == ["1=<1=>2="] * 2 + ["1=<1=>2=<2=>3$"] * 2
+    assert [talk.stop for talk in talks] == ["stop_string"] * 2 + ["length"] * 2
+    assert calls.calls == 10
+    rowwise, _ = converse(Scripted("1=", "2$"), max_turns=2, num_prompts=2)
+    one_call, _ = converse(Scripted("1=", "2$"), fl.tool(per="batch")(batched_echo), max_turns=2, num_prompts=2)
+    assert [(t.key, t.ids, t.mask, t.turns) for t in rowwise] == [(t.key, t.ids, t.mask, t.turns) for t in one_call]
+
+
+def batched_echo(response: list[str]) -> list[str | None]:
+    return [echo(each) for each in response]
+
+
+@pytest.mark.parametrize(
+    ("gives", "what"),
+    [
+        (lambda: ["a"], "1 value for 2 rows"),
+        (lambda: "ab", "a value of type str"),
+        (lambda: [1, 2], "a value of type int"),
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+    ids=["too few", "text", "numbers", "raises"],
+)
+def test_a_call_for_a_round_that_fails_fails_for_all_of_it(gives: Callable[[], Any], what: str) -> None:
+    def broken(response: list[str]) -> Any:
+        return gives() if response[0].endswith("=") else [None] * len(response)
+
+    with pytest.raises(FlowrlError) as caught:
+        converse(Scripted("1=", "2$"), fl.tool(per="batch")(broken), num_prompts=2)
+    assert what in caught.value.problem
+    talks, calls = converse(Scripted("1=", "2$"), fl.tool(per="batch", on_error="drop")(broken), num_prompts=2)
+    assert all(talk.dropped.startswith("broken failed: ") for talk in talks)
+    assert (calls.calls, calls.failures) == (2, 2)
 
 
 def test_conversations_leave_as_they_end() -> None:
