@@ -3,7 +3,8 @@
     flowrl run tool_use.py
 
 The model ends a turn with ``=``, the calculator answers (``170,``), and the model goes on. What the calculator wrote is
-read and not trained. Runs on a core in two minutes, downloads nothing, and ends above 0.9.
+read and not trained. The shipped model has seen sums calculated in either order, and learns which one is right. Runs on
+a core in a minute, downloads nothing, and ends above 0.9.
 """
 
 import flowrl as fl
@@ -29,7 +30,7 @@ def tool_use(
     entropy: float = 0.003,
     minibatches: int = 4,
     staleness: int = 0,
-    steps: int = 120,
+    steps: int = 80,
     seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:
@@ -52,4 +53,4 @@ def tool_use(
     loss = losses.ppo_clip(clip_low=0.2, clip_high=0.28) - entropy * losses.entropy()
     fl.update(policy, samples, advantage, loss=loss, minibatches=minibatches)
     held_out = fl.prompts(data, batch=64, seed=seed + 1, name="held_out")
-    fl.evaluate(policy, held_out, right_result, every=40, tool=calculator, max_turns=max_turns, stop=("=",))
+    fl.evaluate(policy, held_out, right_result, every=20, tool=calculator, max_turns=max_turns, stop=("=",))

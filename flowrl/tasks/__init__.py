@@ -28,7 +28,7 @@ TASKS: dict[str, Task] = {
 TOOLS: dict[str, Callable[[str], str | None]] = {"calculation": calculator}
 """What answers the turns of a task that is solved in several."""
 DEMONSTRATIONS: dict[str, Callable[[str], tuple[str, ...]]] = {"calculation": calculate}
-"""The turns of a model that solves such a task, by its prompt."""
+"""Turns that a model may begin such a task by imitating, by the prompt."""
 
 __all__ = [
     "DEMONSTRATIONS",

@@ -42,6 +42,12 @@ def calculator(response: str) -> str | None:
 
 
 def calculate(prompt: str) -> tuple[str, ...]:
-    """The turns of a model that asks the calculator twice, and then gives the answer."""
+    """The turns of somebody who knows the calculator, and not that * goes before +.
+
+    Half of the prompts are calculated as they should be, and half from left to right. Which is a hash of the prompt:
+    what imitates such turns does both, and has to find out which one is right.
+    """
     a, b, c = map(int, re.findall(r"\d+", prompt))
+    if mix(*prompt.encode()) % 2 == 0:
+        return f"{a}+{b}=", f"{a + b}*{c}=", str((a + b) * c)
     return f"{b}*{c}=", f"{a}+{b * c}=", str(a + b * c)

@@ -10,7 +10,7 @@ of a model to be learnt from. The shipped folders are::
     python -m flowrl.graphs.warm_start.make calculation --task calculation
     python -m flowrl.graphs.warm_start.make reverse_digits_teacher --until 0.98
 
-A task with a tool is shown in turns, as a model is to write them; what the tool says between them is read and not
+A task with a tool is shown in turns, as somebody would write them; what the tool says between them is read and not
 learnt. One machine, one version of torch and one thread give the same file bit for bit; ``made_with.json`` says which.
 """
 
