@@ -28,11 +28,11 @@ def dapo(
     waves: int = 8,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
-    lr: float = 2e-3,
+    lr: float = 1.5e-3,
     entropy: float = 0.005,
     minibatches: int = 2,
     staleness: int = 0,
-    steps: int = 120,
+    steps: int = 150,
     seed: int = 0,
     train: fl.Mesh = fl.Mesh(dp=1),
 ) -> None:

@@ -25,7 +25,7 @@ def grpo(
     temperature: float = 1.0,
     lr: float = 1e-3,
     kl: float = 0.0,
-    entropy: float = 0.005,
+    entropy: float = 0.002,
     staleness: int = 0,
     max_tokens: int | None = None,
     dtype: fl.Dtype = "float32",
