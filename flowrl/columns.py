@@ -63,7 +63,7 @@ def bind(
         if found:
             bindings.append(Binding(name, *found))
         elif parameter.default is parameter.empty:
-            raise _unknown(name, streams, node, at)
+            raise _unknown(name, streams, node, at, aliases or {})
     return tuple(bindings)
 
 
@@ -139,7 +139,7 @@ def _every(name: str, streams: Sequence[Stream], node: str, at: Location) -> lis
     if not sources:
         found = _find(name, streams, node, at)
         if found is None:
-            raise _unknown(name, streams, node, at)
+            raise _unknown(name, streams, node, at, {})
         sources = [found[0]]
     return [Binding(_numbered(name, number), source, name) for number, source in enumerate(sources)]
 
@@ -187,8 +187,11 @@ def _only_column(stream: Stream, parameter: str, node: str, at: Location) -> tup
     return stream.node, own[0]
 
 
-def _unknown(name: str, streams: Sequence[Stream], node: str, at: Location) -> UnknownColumn:
-    visible = sorted({column for stream in streams for column in stream.columns})
+def _unknown(
+    name: str, streams: Sequence[Stream], node: str, at: Location, aliases: Mapping[str, str]
+) -> UnknownColumn:
+    columns = {column for stream in streams for column in stream.columns}
+    visible = sorted(columns | {name for name, column in aliases.items() if column in columns})
     return UnknownColumn(
         f"node '{node}' reads column '{name}', which no stream that it is given has",
         at=at,

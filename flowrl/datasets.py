@@ -86,6 +86,7 @@ def split(data: object, *, held_out: int) -> tuple[Source, Source]:
             f"{source.name} cannot be split",
             found=f"{source.num_rows} rows, held_out={held_out}",
             wanted="a count of rows, and more rows than that",
+            fix="hold fewer rows out: --held-out N, or held_out=N",
         )
     if source.num_rows is None:  # without end: the first rows are held out
         return _taken(source, None, lambda row: row + held_out), _taken(source, held_out, lambda row: row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.backend import Metrics, Sum
-from flowrl.graph import Node
+from flowrl.graph import Node, RolloutSpec
 from flowrl.rows import Key, Rows
 
 from .plan import Plan
@@ -63,7 +64,14 @@ def reward_metrics(plan: Plan, node: Node, rows: Rows | None) -> Metrics:
     """The scores that a node gave, as ``reward``, or ``reward/NODE`` where they are not the run's (`Plan.reward`)."""
     if "scores" not in node.outputs or rows is None:
         return {}
-    return {"reward" if node.name == plan.reward else f"reward/{node.name}": sum_of_scores(rows)}
+    sampled = rows.take([i for i, key in enumerate(rows.keys) if key.sample < _num_sampled(plan, node.name)])
+    return {"reward" if node.name == plan.reward else f"reward/{node.name}": sum_of_scores(sampled)}
+
+
+def _num_sampled(plan: Plan, node: str) -> float:
+    """Samples of a prompt that are not greedy: those are baselines, and no samples of the policy."""
+    spec = plan.graph[plan.stages[node].space].spec
+    return spec.sampling.n if isinstance(spec, RolloutSpec) else math.inf
 
 
 def sum_of_scores(scored: Rows | None) -> Sum:

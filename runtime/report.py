@@ -31,7 +31,10 @@ from .ledger import most_frequent
 SHOWN = {"loss": "loss", "reward": "reward", "kl": "kl", "lag": "lag", "tok/s": "tokens_per_s"}
 """What each line says first, in this order, and the key of the record that holds it."""
 
-EXTRAS = ("version", "dropped", "entropy", "clip_fraction", "grad_norm", "lr", "response_tokens", "turns", "time_s")
+EXTRAS = (
+    "accuracy", "held_out/loss", "held_out/accuracy", "cost", "multiplier",
+    "version", "dropped", "entropy", "clip_fraction", "grad_norm", "lr", "response_tokens", "turns", "time_s",
+)  # fmt: skip
 """What a line says after that, where the record has it; the losses of further models (``critic/loss``) and keys that
 begin with ``eval`` follow."""
 
@@ -214,7 +217,8 @@ def duration(seconds: float) -> str:
 def end_report(summary: Summary) -> str:
     """Planned against executed rows of each node, the rows' fates, the time, and where everything lies."""
     lines = [f"{summary.outcome}: {_count(summary.steps, 'step')} in {duration(summary.wall_s)}"]
-    nodes = list(dict.fromkeys([*summary.planned, *summary.executed]))
+    rows = {**summary.planned, **summary.executed}
+    nodes = [node for node in rows if summary.planned.get(node) or summary.executed.get(node)]
     if nodes:
         width = max(len("node"), *(len(node) for node in nodes))
         lines.append(f"  {'node':<{width}}  {'planned':>9}  {'executed':>9}")

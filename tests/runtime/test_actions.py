@@ -56,7 +56,8 @@ def test_a_greedy_response_is_the_baseline_of_its_prompt_and_is_not_trained_on()
     rows = hands.rows("rollout").select(keys)
     assert rows["greedy"].tolist() == [False, False, True] * 2
     assert [bool(mask.any()) for mask in rows["mask"]] == [True, True, False] * 2
-    for node in ("digest", "token_rewards", "greedy_baseline"):
+    assert hands.fire("digest", keys).metrics["reward"].weight == 4  # of the policy's samples, not of the baselines
+    for node in ("token_rewards", "greedy_baseline"):
         hands.fire(node, keys)
     scores = hands.rows("digest").select(keys)["scores"].tolist()
     baseline = hands.rows("greedy_baseline").select(keys)["baseline_scores"].tolist()
