@@ -145,6 +145,8 @@ class _Run:
         """Seconds that each worker has computed since the last look."""
         self._bounds = bounds(graph).edges
         self._reward: tuple[float, float] | None = None
+        self._saved = scheduler.options.first_step
+        """The newest version that a checkpoint holds; 0 is none."""
 
     def to_the_end(self) -> Summary:
         """Run until the scheduler halts, or the user does not want it any longer."""
@@ -162,6 +164,8 @@ class _Run:
             if self.folder:
                 sweep(self.folder.path)
             self._tell_output()
+            if self.folder and outcome != "done":
+                self.console.say(_way_on(self._saved))
             summary = self._summary(outcome)
             self.console.stop(summary)
         if summary.problems:
@@ -240,6 +244,7 @@ class _Run:
                 version=saved.version, recipe=told, cursors=saved.cursors, coefficients=saved.coefficients
             )
             log.info("saved version %d in %s", saved.version, publish(self.folder.path, checkpoint))
+            self._saved = saved.version
 
     def _warn(self, text: str) -> None:
         log.warning(text)
@@ -317,6 +322,13 @@ def _error(halt: Halt) -> FlowrlError:
     if isinstance(kind, type) and issubclass(kind, FlowrlError) and not issubclass(kind, NodeError):
         return kind(problem, **parts)
     return NodeError(problem, traceback=told.get("traceback", ""), **parts)
+
+
+def _way_on(saved: int) -> str:
+    """How a run that has not come to its end goes on."""
+    if saved:
+        return f"step {saved} is saved: the same command with --resume goes on from there"
+    return "nothing is saved to go on from: --save-every N keeps checkpoints"
 
 
 def _seed(graph: Graph) -> int:

@@ -384,6 +384,7 @@ def test_an_exception_in_a_reward_ends_the_run_with_its_own_traceback(tmp_path: 
     assert "'digits' raised ValueError: the sandbox is gone (worker 'score.0')" in done.stderr
     assert "graph_to_run.py" in done.stderr
     assert 'raise ValueError("the sandbox is gone")' in done.stderr
+    assert "nothing is saved to go on from: --save-every N keeps checkpoints" in done.stderr
     assert_nothing_left(tmp_path)
 
 
