@@ -8,6 +8,7 @@ node's function too, and moves from one version to the next (`flowrl.adaptive`).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ SMALLEST = 1e-4
 """Of a multiplier: one that a large step makes 0 would stay there, whatever the cost becomes."""
 
 
-class Coefficient:
+class Coefficient(ABC):
     """A number that follows a metric of the loss; the base of those below."""
 
     __slots__ = ()
@@ -35,6 +36,7 @@ class Coefficient:
     initial: float
     """Of the first optimizer step."""
 
+    @abstractmethod
     def after(self, coefficient: float, observed: float, num_rows: int) -> float:
         """The one of the next optimizer step.
 
@@ -43,7 +45,6 @@ class Coefficient:
             observed: the mean of `metric` over the whole mini-batch, on all ranks.
             num_rows: responses that it was trained on.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

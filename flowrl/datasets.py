@@ -150,9 +150,13 @@ def _fields(source: Source) -> dict[str, Any]:
 
 def _taken(source: Source, num_rows: int | None, number_of: Callable[[int], int]) -> Source:
     """Some rows of a source, which stay in their places."""
-    get = lambda row: source[number_of(row)]  # noqa: E731
-    place = lambda row: source.place(number_of(row))  # noqa: E731
-    return Source(name=source.name, columns=source.columns, num_rows=num_rows, get=get, origin=place)
+    return Source(
+        name=source.name,
+        columns=source.columns,
+        num_rows=num_rows,
+        get=lambda row: source[number_of(row)],
+        origin=lambda row: source.place(number_of(row)),
+    )
 
 
 def _both_sides(source: Source) -> Source:

@@ -14,6 +14,7 @@ What a node does is its `spec`, one frozen record a kind. A `Node` holds no proc
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,26 +69,26 @@ class PromptsSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SamplesSpec:
+class SamplesSpec(ABC):
     """What gives each prompt its samples, and so makes a space of rows: a rollout, or answers of the data set."""
 
     staleness: int
     """How many versions older than the trainer's a response may start."""
 
     @property
+    @abstractmethod
     def group_size(self) -> int:
         """Samples of a prompt."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def longest_response(self) -> int:
         """Tokens of the longest response; 0 where no limit is declared."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def temperature(self) -> float:
         """That log-probs of these samples are taken at."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

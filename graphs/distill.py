@@ -4,8 +4,8 @@
 
 The student answers; at each of its tokens the teacher names the `k` next tokens that it finds likeliest, and the
 student's distribution is moved there. No answer and no reward is read: exact match only measures. The student that
-comes with flowrl gets a quarter of its samples right and its teacher 98%; after 100 steps, within a minute of one core,
-the student is above 90%. By the reward alone (quickstart.py) as many steps of twice the samples lead to 75%.
+comes with flowrl gets a quarter of its samples right and its teacher 98%; after 100 steps the student is above 90%. By
+the reward alone (quickstart.py) as many steps of twice the samples lead to 75%.
 
 `divergence` is ``reverse`` (unlearn what the teacher would not say), ``forward`` (learn all that it may say), or
 ``generalised``, between them. A pair of your own needs one tokenizer:

@@ -3,8 +3,7 @@
     flowrl run online_dpo.py
 
 The shipped 104k-parameter model learns to reverse five digits. Samples that are neither best nor worst, and prompts
-whose samples all score the same, go no further than their score. Runs on two cores in about a minute, and ends near
-0.95.
+whose samples all score the same, go no further than their score. Ends near 0.95.
 """
 
 import flowrl as fl

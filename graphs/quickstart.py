@@ -2,7 +2,7 @@
 
     flowrl run quickstart.py
 
-Runs on two cores in under two minutes, downloads nothing, and ends above 0.95.
+Downloads nothing, takes a minute or two on two free cores, and ends above 0.95.
 """
 
 import flowrl as fl

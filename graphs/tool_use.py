@@ -3,8 +3,8 @@
     flowrl run tool_use.py
 
 The model ends a turn with ``=``, the calculator answers (``170,``), and the model goes on. What the calculator wrote is
-read and not trained. The shipped model has seen sums calculated in either order, and learns which one is right. Runs on
-a core in a minute, downloads nothing, and ends above 0.9.
+read and not trained. The shipped model has seen sums calculated in either order, and learns which one is right. It
+ends above 0.9.
 """
 
 import flowrl as fl

@@ -1,7 +1,8 @@
-"""The code of docs/your_own.md: it checks, it trains, and its mistakes are found before it starts."""
+"""The code of the docs: it checks, it trains, and mistakes in it are found before it starts."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the docs are not par
 OWN = re.compile(r"@fl\.(?:advantage|loss|node)\b.*?(?=\n\n\n)", re.DOTALL)
 
 
-def code() -> str:
-    return PAGE.read_text().split("```python\n")[1].split("```")[0]
+def code(page: Path = PAGE) -> str:
+    return page.read_text().split("```python\n")[1].split("```")[0]
 
 
 def load(text: str, folder: Path) -> Graph:
@@ -40,6 +41,15 @@ def test_a_graph_of_a_user_s_own_functions_trains(tmp_path: Path) -> None:
     summary = run(load(code(), tmp_path), steps=3)
     assert summary.outcome == "done"
     assert summary.consumed == 3 * 32 * 8
+
+
+def test_the_graph_with_every_precaution_trains_and_measures_what_it_corrects(tmp_path: Path) -> None:
+    graph = load(code(PAGE.with_name("algorithms.md")), tmp_path)
+    assert run(graph, steps=3, run_dir=tmp_path / "run").outcome == "done"
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["lag"] for step in steps] == [0, 1, 1]
+    assert all({"kl_coef", "mismatch_kl", "ess", "max_ratio", "reject/rejected"} <= step.keys() for step in steps)
+    assert 0 <= steps[0]["mismatch_kl"] < 1e-6 < steps[-1]["mismatch_kl"]
 
 
 @pytest.mark.parametrize(
