@@ -222,7 +222,8 @@ def _call(name: str, result: int) -> int:
 def main(control: int) -> None:
     """Read the order from a socket, confine this process, say so, and run the program.
 
-    Nothing that the program does can be read here as its end: what follows it is said with a word from the order.
+    An early exit of the program is not taken for its end: that is said with a word from the order, which a program does
+    not know unless it searches this script's frames.
     """
     order = _read_order(control)
     try:

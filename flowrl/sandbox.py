@@ -8,7 +8,10 @@ bomb, an endless loop or a full disk is a result like any other.
 A *result* is what came of the program, and may be scored. That no program could be run is a `SandboxError`, and no
 score: the kernel refuses Landlock or seccomp, the machine has no memory left, somebody has killed the process.
 
-This holds against what models write by mistake, or to get a reward. It is no wall against a known fault of the kernel.
+This holds the machine against what models write by mistake, or to get a reward; it is no wall against a known fault of
+the kernel. That a program has finished (`Result.finished`) holds against one that exits early or prints what success
+looks like. Tests run in the program's own process: one that goes looking there for what judges it can deceive it. Where
+that matters, give tests of input and output, which are compared here.
 """
 
 from __future__ import annotations
