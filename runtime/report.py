@@ -179,7 +179,7 @@ def step_line(record: Mapping[str, Any]) -> str:
     pairs = [f"{label}={number(record.get(key), whole=is_count(key, record))}" for label, key in SHOWN.items()]
     more = [*EXTRAS, *sorted(key for key in record if key.endswith("/loss"))]
     more += sorted(key for key in record if key.startswith("eval"))
-    more = [key for key in more if isinstance(record.get(key), (int, float))]
+    more = [key for key in dict.fromkeys(more) if isinstance(record.get(key), (int, float))]
     pairs += [f"{key}={number(record[key], whole=is_count(key, record))}" for key in more]
     return f"step {record.get('step', '-')} {' '.join(pairs)}"
 

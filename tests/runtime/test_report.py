@@ -304,3 +304,8 @@ def test_plain_lines_do_without_rich():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("step 1 loss=- reward=- kl=- lag=- tok/s=-\n", "")
+
+
+def test_a_line_says_each_value_once() -> None:
+    line = step_line(RECORD | {"held_out/loss": 0.5, "critic/loss": 0.25})
+    assert line.count("held_out/loss=0.500") == line.count("critic/loss=0.250") == 1
